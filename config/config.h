@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Options of the daemon: one table row each (options.c), read from built-in defaults, then the file, then
+ * MOED_* environment, then flags; later wins. The only code that reads the environment. Plain data afterwards:
+ * written before threads start, read-only from then on. */
+#ifndef MOED_CONFIG_CONFIG_H
+#define MOED_CONFIG_CONFIG_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "base/err.h"
+
+struct config {
+    /* model */
+    char *model;                  /* path of the (first) GGUF file                                     */
+    char *model_alias;            /* name shown to clients; "" = from the file                         */
+    /* network */
+    char *host;
+    uint32_t port;                /* 0 = any free port, printed at start                               */
+    uint32_t max_connections;
+    uint64_t max_body_bytes;
+    uint32_t max_header_bytes;
+    uint32_t header_timeout_ms, body_timeout_ms, keepalive_timeout_ms, write_timeout_ms;
+    uint64_t max_output_bytes;    /* unsent bytes of one connection before its request is cancelled    */
+    uint32_t sse_ping_ms;         /* SSE comment when a stream is silent this long; 0 = never          */
+    /* scheduling */
+    uint32_t max_running;         /* sequences in one batch                                            */
+    uint32_t max_queued;          /* requests waiting before 429                                       */
+    uint32_t batch_tokens;        /* tokens of one step (prefill chunk bound)                          */
+    uint32_t max_n;               /* choices of one request                                            */
+    uint32_t max_prompts;         /* prompts of one request                                            */
+    bool prefix_cache;
+    /* memory */
+    uint32_t context;             /* tokens of one sequence; 0 = from the model, at most what fits     */
+    uint32_t kv_tokens;           /* tokens in the whole KV cache; 0 = max_running * context, at most what fits */
+    char *kv_type;                /* f16 | f32 | bf16                                                  */
+    uint64_t ram_bytes;           /* ceiling for everything; 0 = what is free now minus a margin       */
+    /* cpu */
+    uint32_t threads;             /* 0 = physical cores this process may use                           */
+    char *cpus;                   /* "0-3,8" pins workers; "" = no pinning                             */
+    char *cpu_level;              /* auto | scalar | avx2 | avx512                                     */
+    /* process */
+    uint32_t drain_timeout_ms;    /* SIGTERM: running requests get this long                           */
+    char *log_level;              /* error | warn | info | debug                                       */
+    char *log_format;             /* text | json                                                       */
+    bool warmup;
+};
+
+/* What main must do after parsing. */
+enum config_action { CONFIG_RUN, CONFIG_CHECK, CONFIG_DUMP, CONFIG_HELP, CONFIG_VERSION };
+
+/* argv without the program and sub-command names. "-c FILE" / "--config FILE" chooses the file (default: none).
+ * environ is borrowed. Errors name file:line, variable or flag, the value, and what was expected. */
+int config_load(struct config *c, int argc, char **argv, char **environ_, enum config_action *action, struct err *e);
+void config_clear(struct config *c);
+
+void config_dump(const struct config *c, FILE *out);  /* every option with its value and where it came from, in file syntax */
+void config_help(FILE *out);                          /* flags with one-line docs and defaults */
+
+#endif

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The engine: walks the layers for one batch and samples. Entered by one thread at a time (the scheduler's E
+ * thread); its CPU pool stays behind this header. Memory is planned before loading and reserved at open;
+ * engine_step allocates nothing.
+ *
+ * The scheduler sees only `struct engine_ops`, so tests can hand in a fake engine. */
+#ifndef MOED_ENGINE_ENGINE_H
+#define MOED_ENGINE_ENGINE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "kernels/sample.h"
+
+/* A sequence slot of the engine, 0 .. n_seqs - 1, chosen by the scheduler. An id with no KV is "free". */
+typedef uint32_t seq_id;
+
+/* Part of one sequence in one step: a prefill chunk, or one decode token. */
+struct batch_item {
+    seq_id seq;
+    uint32_t pos;               /* position of tokens[0]; equals the tokens of seq already in KV           */
+    uint32_t n_tokens;          /* >= 1                                                                    */
+    const int32_t *tokens;      /* [n_tokens], borrowed for the step                                       */
+    bool sample;                /* draw the token after the last one of this item                          */
+    const struct kern_sample *params; /* borrowed; needed when sample                                      */
+    const int32_t *history;     /* [n_history] prompt and output so far, for penalties; borrowed           */
+    uint32_t n_history, n_prompt;
+    uint64_t counter;           /* index of the drawn token within the output                              */
+    struct kern_sampled *prompt_logprobs; /* NULL, or [n_tokens] out: entry i is the log-probability of the token
+                                   after tokens[i], which is tokens[i + 1], or next_token for the last i   */
+    int32_t next_token;         /* -1: entry n_tokens - 1 is not filled                                    */
+    int32_t n_top;              /* alternatives in prompt_logprobs                                         */
+};
+
+struct batch {
+    const struct batch_item *items; /* each seq at most once */
+    uint32_t n_items;
+    uint32_t n_tokens;              /* sum over items, <= engine_info.max_batch_tokens */
+};
+
+struct step_out {
+    struct kern_sampled *sampled;   /* [n_items], caller's memory; entry i valid when items[i].sample */
+};
+
+struct engine_stats {
+    uint64_t kv_pages_total, kv_pages_free;
+    uint64_t n_steps, n_tokens;     /* since open */
+    uint64_t moe_rows;              /* (token, expert) pairs computed */
+    uint64_t experts_read;          /* distinct (layer, expert) per step, summed */
+};
+
+struct engine_info {                /* fixed after open */
+    uint32_t n_ctx;                 /* positions one sequence may have            */
+    uint32_t n_seqs;                /* ids 0 .. n_seqs - 1                        */
+    uint32_t page_tokens;           /* KV granularity                             */
+    uint32_t n_pages;
+    uint32_t max_batch_tokens;
+    uint32_t n_vocab;
+};
+
+/* 0 or a status. step: ST_INTERNAL means the engine is unusable; nothing else is returned for valid batches.
+ * kv_reserve makes room for n_tokens positions of id in total (existing ones included) or changes nothing and
+ * returns ST_KV_FULL. kv_fork gives `to` (which must be free) the first n_tokens of `from`; n_tokens is a multiple
+ * of page_tokens; pages are shared. kv_free of a free id is a no-op. kv_truncate is not needed: positions beyond
+ * what was computed are simply overwritten. */
+struct engine_ops {
+    int (*step)(void *self, const struct batch *b, struct step_out *out);
+    int (*kv_reserve)(void *self, seq_id id, uint32_t n_tokens);
+    void (*kv_free)(void *self, seq_id id);
+    int (*kv_fork)(void *self, seq_id from, seq_id to, uint32_t n_tokens);
+    void (*info)(void *self, struct engine_info *out);
+    void (*stats)(void *self, struct engine_stats *out); /* any thread */
+};
+
+struct model;
+struct pool;
+struct kern_ops;
+struct engine; /* opaque */
+
+enum engine_kv_type { ENGINE_KV_F16, ENGINE_KV_BF16, ENGINE_KV_F32 };
+
+struct engine_opts {
+    const struct model *model;       /* borrowed until engine_close */
+    struct pool *pool;               /* borrowed until engine_close */
+    const struct kern_ops *kern;     /* static */
+    uint32_t n_ctx;                  /* 0 = the model's, cut to what fits                               */
+    uint32_t n_seqs;                 /* running + cached sequences                                      */
+    uint32_t kv_tokens;              /* 0 = as many as fit, at most n_running * n_ctx                   */
+    uint32_t n_running;
+    uint32_t max_batch_tokens;
+    enum engine_kv_type kv_type;
+    uint64_t ram_bytes;              /* ceiling for weights + KV + scratch; 0 = no ceiling              */
+};
+
+struct engine_memory {               /* bytes */
+    uint64_t weights, kv, scratch, total;
+    uint32_t n_ctx, kv_tokens;       /* what the plan settled on */
+};
+
+/* ST_NOMEM says how many bytes are missing and which option to change. Pure: reads no memory state. */
+int engine_plan_memory(const struct engine_opts *o, struct engine_memory *out, struct err *e);
+int engine_open(struct engine **out, const struct engine_opts *o, struct err *e); /* returns owned, free with engine_close */
+void engine_close(struct engine *en);
+const struct engine_ops *engine_ops(void); /* static table; `self` is the struct engine */
+
+/* Tests and tools: logits [n_tokens, n_vocab] of every token of one item, after the step's usual KV update. */
+int engine_logits(struct engine *en, const struct batch_item *item, float *logits);
+
+#endif

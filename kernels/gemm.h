@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * y[t, r] = sum_k w[r, k] * x[t, k] for a weight matrix in any file format and a batch of activation rows.
+ * Quantised weights take activations quantised to kern_q8 and accumulate in integers per block of 32;
+ * F32, F16 and BF16 weights take float activations. */
+#ifndef MOED_KERNELS_GEMM_H
+#define MOED_KERNELS_GEMM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kernels/quant.h"
+
+struct kern_gemm {
+    enum dtype dtype;       /* of w                                                                  */
+    const void *w;          /* [n_out, n_in] rows, row_bytes apart                                   */
+    size_t row_bytes;
+    uint32_t n_in, n_out;
+    const void *x;          /* float [rows, n_in] or struct kern_q8 [rows, n_in / 32]: see kern_gemm_wants_q8 */
+    size_t x_stride;        /* in elements of x's type (floats or blocks) between rows               */
+    const int32_t *gather;  /* NULL, or [n_tokens]: row of x for output row t                        */
+    uint32_t n_tokens;
+    float *y;               /* [n_tokens, n_out]                                                     */
+    size_t y_stride;        /* floats between rows                                                   */
+};
+
+/* Computes y[:, row0 .. row1) for all tokens. Any row0 <= row1 <= n_out. */
+typedef void (*kern_gemm_fn)(const struct kern_gemm *d, uint32_t row0, uint32_t row1);
+
+bool kern_gemm_wants_q8(enum dtype dtype);
+
+#endif

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Compute kernels. One header per family; this one brings them all and the dispatch table. Kernels know shapes
+ * and formats, not models. A kernel works on a caller-chosen slice of its output, so the caller decides the
+ * threading; no kernel allocates, locks, logs or spawns.
+ *
+ * Batch invariance: every output row depends on its own input row and on the weights alone, with a fixed order
+ * of floating-point operations. The same row alone, in a batch, at any slice or thread count: the same bits.
+ * Levels may differ from each other in the last bits; one process uses one level. */
+#ifndef MOED_KERNELS_KERNELS_H
+#define MOED_KERNELS_KERNELS_H
+
+#include "kernels/attn.h"
+#include "kernels/gemm.h"
+#include "kernels/moe.h"
+#include "kernels/norm.h"
+#include "kernels/quant.h"
+#include "kernels/rope.h"
+#include "kernels/router.h"
+#include "kernels/sample.h"
+
+enum kern_level { KERN_SCALAR, KERN_AVX2, KERN_AVX512 /* F BW VL DQ VNNI */, KERN_N_LEVELS };
+
+/* Only what has more than one implementation is in the table; the rest are plain functions in the family headers. */
+struct kern_ops {
+    enum kern_level level;
+    const char *name; /* "scalar", "avx2", "avx512" */
+    kern_gemm_fn gemm;
+    kern_quantize_fn quantize;
+    kern_attn_fn attn;
+    kern_rms_norm_fn rms_norm;
+    kern_swiglu_fn swiglu;
+    kern_axpy_fn axpy;
+};
+
+enum kern_level kern_cpu_best(void);                      /* what this CPU can run (cpuid and OS state) */
+const struct kern_ops *kern_cpu_ops(enum kern_level level); /* static table; NULL when the CPU cannot run it */
+
+#endif

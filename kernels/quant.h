@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Dequantisation of every weight format (scalar, bit-exact with the `gguf` Python package) and quantisation of
+ * activations. */
+#ifndef MOED_KERNELS_QUANT_H
+#define MOED_KERNELS_QUANT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "model/quant_fmt.h"
+
+/* One block of 32 activations: x[j] ~ d * q[j]. `sum` = sum of q, so that a weight bias b costs b * d * sum. */
+struct kern_q8 {
+    float d;
+    int32_t sum;
+    int8_t q[32];
+};
+
+/* x [n] -> out [ceil(n / 32)]; n % 32 == 0. d = max|x| / 127, round to nearest even; all zero when max|x| is 0.
+ * Non-finite input gives d = NaN, so the fault stays visible in the output. */
+typedef void (*kern_quantize_fn)(const float *x, size_t n, struct kern_q8 *out);
+
+/* One row of n weights to float; n is a multiple of the format's block. */
+void kern_dequant_row(enum dtype dtype, const void *row, size_t n, float *out);
+
+float kern_f16_to_f32(uint16_t h);
+uint16_t kern_f32_to_f16(float f); /* round to nearest even */
+static inline float kern_bf16_to_f32(uint16_t h) {
+    union { uint32_t u; float f; } v = { (uint32_t)h << 16 };
+    return v.f;
+}
+uint16_t kern_f32_to_bf16(float f); /* round to nearest even */
+
+#endif

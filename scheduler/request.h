@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * One sequence to generate: the object that crosses threads. L fills it, sched_submit lends it to E, the
+ * EVENT_DONE gives it back; only L frees. While E has it, L may set `cancel` and read logprobs[i] after the
+ * event that names i, nothing else. An API request with n choices or several prompts is several of these. */
+#ifndef MOED_SCHEDULER_REQUEST_H
+#define MOED_SCHEDULER_REQUEST_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "kernels/sample.h"
+
+struct request {
+    /* set by L before submit, read-only afterwards */
+    const int32_t *prompt;        /* [n_prompt], n_prompt >= 1; must live until EVENT_DONE             */
+    uint32_t n_prompt;
+    uint32_t max_tokens;          /* n_prompt + max_tokens <= n_ctx is checked by sched_submit; 0 = prompt only (echo with logprobs) */
+    struct kern_sample sample;    /* arrays it points to must live until EVENT_DONE                     */
+    const int32_t *stop_ids;      /* [n_stop_ids] end-of-generation ids; the token is reported, then FINISH_STOP */
+    uint32_t n_stop_ids;
+    bool ignore_eos;              /* stop_ids are then never drawn: not even reported, generation goes on to max_tokens */
+    uint32_t min_tokens;          /* stop_ids are banned before this many                                */
+    bool no_prefix_cache;         /* neither reuse nor leave KV                                          */
+    struct kern_sampled *prompt_logprobs; /* NULL, or [n_prompt - 1]; written by E before EVENT_STARTED  */
+    int32_t n_prompt_top;
+    struct kern_sampled *logprobs; /* NULL, or [max_tokens]; entry i written by E before event i          */
+    uint64_t group;               /* requests of one API call share it; fair order counts groups         */
+    void *user;                   /* L's own                                                             */
+
+    /* set by L at any time, read by E once per step (relaxed) */
+    atomic_bool cancel;
+
+    /* E's own */
+    struct seq *seq;
+};
+
+#endif

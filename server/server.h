@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * HTTP front end on one event loop (thread L). For main.c only: open, run until shutdown, close. */
+#ifndef MOED_SERVER_SERVER_H
+#define MOED_SERVER_SERVER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "config/config.h"
+#include "engine/engine.h"
+
+struct tokenizer;
+struct server; /* opaque */
+
+struct server_opts {
+    const struct config *config;       /* borrowed until server_close                                     */
+    const struct tokenizer *tokenizer; /* borrowed until server_close                                     */
+    const char *model_name;            /* id shown to clients                                             */
+    const struct engine_ops *ops;      /* the server starts and stops the scheduler over this engine      */
+    void *engine;
+    const char *arch, *file_name;      /* for model_info in /metrics                                      */
+};
+
+int server_open(struct server **out, const struct server_opts *o, struct err *e); /* binds; port taken = ST_IO naming address and option */
+uint16_t server_port(const struct server *s);  /* the bound port, also when 0 was asked for */
+int server_run(struct server *s);              /* until SIGTERM/SIGINT drained or the engine failed: 0, or ST_INTERNAL when the engine failed, ST_CANCELLED when the drain was cut short */
+void server_close(struct server *s);
+
+#endif
