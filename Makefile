@@ -6,7 +6,8 @@ SHELL := /bin/bash
 
 # SAN=address,undefined or SAN=thread builds an instrumented variant beside the release one.
 SAN     ?=
-VARIANT := $(if $(SAN),$(subst $(shell echo ,),-,$(SAN)),release)
+comma   := ,
+VARIANT := $(if $(SAN),$(subst $(comma),-,$(SAN)),release)
 BUILD   ?= build
 B       := $(BUILD)/$(VARIANT)
 CC      ?= gcc
@@ -63,6 +64,9 @@ define folder_rules
 $(B)/lib$(1).a: $(call objs,$(1))
 	@rm -f $$@ && ar rcs $$@ $$^
 $(B)/tests/$(1)_%: $(B)/tests/unit/$(1)_%.o $(call archives,$(1)) $(if $(filter server,$(1)),$(LLHTTP_OBJ))
+	@mkdir -p $$(@D)
+	$(CC) $(SANF) -o $$@ $$^ $(LIBS_$(1)) $(LDLIBS)
+$(B)/helpers/$(1)_%: $(B)/tests/helpers/$(1)_%.o $(call archives,$(1)) $(if $(filter server,$(1)),$(LLHTTP_OBJ))
 	@mkdir -p $$(@D)
 	$(CC) $(SANF) -o $$@ $$^ $(LIBS_$(1)) $(LDLIBS)
 endef
