@@ -46,10 +46,12 @@ struct config {
     char *log_level;              /* error | warn | info | debug                                       */
     char *log_format;             /* text | json                                                       */
     bool warmup;
+
+    uint8_t origin[64];           /* config's own: who set option i last, for config_dump              */
 };
 
 /* What main must do after parsing. */
-enum config_action { CONFIG_RUN, CONFIG_CHECK, CONFIG_DUMP, CONFIG_HELP, CONFIG_VERSION };
+enum config_action { CONFIG_RUN, CONFIG_CHECK, CONFIG_DUMP, CONFIG_REFERENCE, CONFIG_HELP, CONFIG_VERSION };
 
 /* argv without the program and sub-command names. "-c FILE" / "--config FILE" chooses the file (default: none).
  * environ is borrowed. Errors name file:line, variable or flag, the value, and what was expected. */
@@ -57,6 +59,7 @@ int config_load(struct config *c, int argc, char **argv, char **environ_, enum c
 void config_clear(struct config *c);
 
 void config_dump(const struct config *c, FILE *out);  /* every option with its value and where it came from, in file syntax */
+void config_reference(FILE *out);                     /* the text of moed.conf: every option, documented, default commented out */
 void config_help(FILE *out);                          /* flags with one-line docs and defaults */
 
 #endif

@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The one table of options. moed.conf, --help, the environment names and the checks are all made from it. */
+#include "config/internal.h"
+
+#include <string.h>
+
+#define FIELD(f) offsetof(struct config, f)
+
+const struct option config__options[] = {
+    { "model", 'm', OPTION_STRING, FIELD(model), 0, 0, NULL, "", "Model", "GGUF file to serve",
+      "Path of the GGUF file. For a split model give the first part (name-00001-of-0000N.gguf).\n"
+      "There is no default: a server without a model has nothing to do.\n" },
+    { "model-alias", 'a', OPTION_STRING, FIELD(model_alias), 0, 0, NULL, "", NULL, "model id shown to clients",
+      "The id in /v1/models and in responses; requests may name it or leave `model` out. Empty: the name of the file\n"
+      "without its directory and \".gguf\".\n" },
+
+    { "host", 'H', OPTION_STRING, FIELD(host), 0, 0, NULL, "127.0.0.1", "Network", "address to listen on",
+      "An IPv4 or IPv6 address. 0.0.0.0 or :: opens the server to the network: there is no authentication yet, so put\n"
+      "it behind a proxy then.\n" },
+    { "port", 'p', OPTION_U32, FIELD(port), 0, 65535, NULL, "8080", NULL, "TCP port (0 = any free one, printed)",
+      "0 takes any free port and prints it in the first log lines.\n" },
+    { "max-connections", 0, OPTION_U32, FIELD(max_connections), 1, 1000000, NULL, "1024", NULL, "open client connections",
+      "Beyond it new connections wait in the kernel's queue; idle keep-alive connections are closed first.\n"
+      "Costs about 16 KiB each when idle. The limit of open files (ulimit -n) must be higher.\n" },
+    { "max-body", 0, OPTION_BYTES, FIELD(max_body_bytes), 1024, 1ull << 30, NULL, "16mb", NULL, "largest request body",
+      "A larger body is answered 413 before it is read.\n" },
+    { "max-header", 0, OPTION_U32, FIELD(max_header_bytes), 1024, 1u << 20, NULL, "32768", NULL, "bytes of one request head",
+      "Request line and headers together; beyond it the answer is 431.\n" },
+    { "header-timeout", 0, OPTION_MS, FIELD(header_timeout_ms), 100, 3600000, NULL, "10s", NULL, "time to send the request head",
+      "A client that has not sent its whole head in this time gets 408. Raise it for very slow links only: this is the\n"
+      "guard against clients that trickle bytes to hold connections.\n" },
+    { "body-timeout", 0, OPTION_MS, FIELD(body_timeout_ms), 100, 3600000, NULL, "30s", NULL, "silence allowed while a body arrives",
+      "A body that stalls this long is answered 408.\n" },
+    { "keepalive-timeout", 0, OPTION_MS, FIELD(keepalive_timeout_ms), 100, 86400000, NULL, "120s", NULL,
+      "idle time of a kept-alive connection", "An idle connection is closed after this time.\n" },
+    { "write-timeout", 0, OPTION_MS, FIELD(write_timeout_ms), 100, 3600000, NULL, "60s", NULL,
+      "time without progress in sending", "A client that takes no byte for this long is dropped and its request cancelled.\n" },
+    { "max-output", 0, OPTION_BYTES, FIELD(max_output_bytes), 65536, 1ull << 30, NULL, "1mb", NULL,
+      "unsent bytes of one stream before it is cancelled",
+      "A slow reader never stalls the engine: its output waits here, and the request is cancelled when it passes this.\n" },
+    { "sse-ping", 0, OPTION_MS, FIELD(sse_ping_ms), 0, 3600000, NULL, "15s", NULL, "comment in a silent stream (0 = never)",
+      "Proxies and clients cut streams that are silent, for example during a long prefill. 0 sends none.\n" },
+
+    { "max-running", 0, OPTION_U32, FIELD(max_running), 1, 4096, NULL, "32", "Scheduling", "sequences decoded together",
+      "More gives more tokens per second in total and fewer for each client. Each one may need `context` tokens of KV.\n" },
+    { "max-queued", 0, OPTION_U32, FIELD(max_queued), 1, 1000000, NULL, "512", NULL, "requests waiting before 429",
+      "A full queue is answered 429 with Retry-After from the measured rate.\n" },
+    { "batch-tokens", 'b', OPTION_U32, FIELD(batch_tokens), 16, 65536, NULL, "512", NULL, "tokens computed in one step",
+      "Bounds a prefill chunk: larger is faster for long prompts, and running streams wait longer between tokens.\n"
+      "Scratch memory grows with it.\n" },
+    { "max-n", 0, OPTION_U32, FIELD(max_n), 1, 1024, NULL, "16", NULL, "choices (`n`) of one request",
+      "Each choice is a sequence of its own; the prompt is computed once where the prefix cache is on.\n" },
+    { "max-prompts", 0, OPTION_U32, FIELD(max_prompts), 1, 65536, NULL, "128", NULL, "prompts of one completions request",
+      "Bounds `prompt` when it is a list.\n" },
+    { "prefix-cache", 0, OPTION_BOOL, FIELD(prefix_cache), 0, 0, NULL, "on", NULL, "reuse the KV of shared prompt beginnings",
+      "Never changes an answer. Turn it off only to measure.\n" },
+
+    { "context", 'C', OPTION_U32, FIELD(context), 0, 1u << 24, NULL, "0", "Memory", "tokens of one sequence (0 = the model's)",
+      "Prompt and output together. 0 takes what the model was trained for, cut to what fits into memory.\n" },
+    { "kv-tokens", 0, OPTION_U32, FIELD(kv_tokens), 0, 1u << 30, NULL, "0", NULL, "tokens in the whole KV cache (0 = automatic)",
+      "All sequences share it. 0 takes max-running x context, cut to what fits into memory. When it runs full, cached\n"
+      "prefixes go first, then the youngest sequence is paused and computed again later; nothing is lost.\n" },
+    { "kv-type", 0, OPTION_ENUM, FIELD(kv_type), 0, 0, "f16|bf16|f32", "f16", NULL, "number format of the KV cache",
+      "f32 doubles the memory and is for comparisons; bf16 has less precision than f16.\n" },
+    { "ram", 0, OPTION_BYTES, FIELD(ram_bytes), 0, 1ull << 50, NULL, "0", NULL, "ceiling for weights, KV and scratch (0 = automatic)",
+      "0 takes what is free at start (the container's limit respected) minus a safety margin, and says so in the log.\n" },
+
+    { "threads", 't', OPTION_U32, FIELD(threads), 0, 1024, NULL, "0", "CPU", "compute threads (0 = physical cores)",
+      "0 takes one per physical core this process may use (affinity and container quota respected).\n" },
+    { "cpus", 0, OPTION_STRING, FIELD(cpus), 0, 0, NULL, "", NULL, "pin compute threads, e.g. 0-3,8",
+      "Empty: the kernel decides. Pin when other work shares the machine.\n" },
+    { "cpu-level", 0, OPTION_ENUM, FIELD(cpu_level), 0, 0, "auto|scalar|avx2|avx512", "auto", NULL, "instruction set of the kernels",
+      "auto takes the best this CPU has. The others are for comparisons; asking for more than the CPU has is an error.\n" },
+
+    { "drain-timeout", 0, OPTION_MS, FIELD(drain_timeout_ms), 0, 86400000, NULL, "30s", "Process", "time running requests get after SIGTERM",
+      "After SIGTERM or SIGINT new requests are refused with 503 and /health turns 503; running ones may finish for this\n"
+      "long. A second signal stops at once.\n" },
+    { "log-level", 0, OPTION_ENUM, FIELD(log_level), 0, 0, "error|warn|info|debug", "info", NULL, "how much to log",
+      "Logs go to standard error. Prompts and outputs are never logged.\n" },
+    { "log-format", 0, OPTION_ENUM, FIELD(log_format), 0, 0, "text|json", "text", NULL, "log line format",
+      "json writes one object per line.\n" },
+    { "warmup", 0, OPTION_BOOL, FIELD(warmup), 0, 0, NULL, "on", NULL, "touch all weights before listening",
+      "Runs one step before the port opens, so that the first request is not slow.\n" },
+};
+
+const size_t config__n_options = sizeof config__options / sizeof *config__options;
+
+_Static_assert(sizeof config__options / sizeof *config__options <= sizeof((struct config *)0)->origin, "one origin per option");
+
+const struct option *config__find(const char *name, size_t len) {
+    for (size_t i = 0; i < config__n_options; i++) {
+        if (strlen(config__options[i].name) == len && memcmp(config__options[i].name, name, len) == 0) return &config__options[i];
+    }
+    return NULL;
+}
+
+void config__env_name(const struct option *o, char *out, size_t cap) {
+    size_t n = 0;
+    for (const char *s = "MOED_"; *s && n + 1 < cap; s++) out[n++] = *s;
+    for (const char *s = o->name; *s && n + 1 < cap; s++) out[n++] = *s == '-' ? '_' : (char)(*s >= 'a' && *s <= 'z' ? *s - 32 : *s);
+    out[n] = '\0';
+}
