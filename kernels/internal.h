@@ -10,6 +10,43 @@
 
 #define KERN_INLINE static inline __attribute__((always_inline))
 
+/* 32 consecutive weights of one row, decoded: w[j] = d * sc[j / 16] * code[j] + m. Codes carry no bias. */
+struct kern__block {
+    int16_t code[32];
+    int32_t sc[2]; /* Q6_K only; 1 in every other format */
+    float d;
+    float m;       /* only where kern__has_min           */
+};
+
+/* Block `b` (weights 32 b ..) of a row in any of the eleven quantised formats. */
+void kern__decode_block(enum dtype dtype, const void *row, size_t b, struct kern__block *out);
+
+bool kern__has_min(enum dtype dtype);
+
+/* The 16 values of IQ4_NL and IQ4_XS, and of MXFP4 (doubled, so that they are integers). */
+extern const int8_t kern__iq4_values[16];
+extern const int8_t kern__mxfp4_values[16];
+
+/* 6-bit scale and min of sub-block j (0..7) of Q4_K and Q5_K, from the block's 12 packed bytes. */
+KERN_INLINE void kern__scale_min(const uint8_t s[12], unsigned j, uint8_t *sc, uint8_t *mn) {
+    if (j < 4) {
+        *sc = s[j] & 63;
+        *mn = s[j + 4] & 63;
+    } else {
+        *sc = (uint8_t)((s[j + 4] & 15) | (s[j - 4] >> 6) << 4);
+        *mn = (uint8_t)(s[j + 4] >> 4 | (s[j] >> 6) << 4);
+    }
+}
+
+/* e8m0 scale of MXFP4: 2^(e - 128), half of 2^(e - 127) because the value table is doubled. */
+KERN_INLINE float kern__e8m0_half(uint8_t e) {
+    union { uint32_t u; float f; } v = { e < 2 ? (uint32_t)0x00200000 << e : (uint32_t)(e - 1) << 23 };
+    return v.f;
+}
+
+/* Blocks whose max|x| is below this quantise to zero: 127 / max|x| must stay finite. */
+#define KERN__Q8_TINY 0x1p-100f
+
 /* gemm.h */
 void kern__gemm_scalar(const struct kern_gemm *d, uint32_t row0, uint32_t row1);
 void kern__gemm_avx2(const struct kern_gemm *d, uint32_t row0, uint32_t row1);

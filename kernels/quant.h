@@ -10,18 +10,20 @@
 
 #include "model/quant_fmt.h"
 
-/* One block of 32 activations: x[j] ~ d * q[j]. `sum` = sum of q, so that a weight bias b costs b * d * sum. */
+/* One block of 32 activations: x[j] ~ d * q[j], |q[j]| <= 127. sum[h] is the sum of q[16 h .. 16 h + 15]: a weight
+ * code stored with bias b costs b * d * sum, and Q6_K has a scale per 16 weights, hence two halves. */
 struct kern_q8 {
     float d;
-    int32_t sum;
+    int16_t sum[2];
     int8_t q[32];
 };
 
-/* x [n] -> out [ceil(n / 32)]; n % 32 == 0. d = max|x| / 127, round to nearest even; all zero when max|x| is 0.
- * Non-finite input gives d = NaN, so the fault stays visible in the output. */
+/* x [n] -> out [n / 32]; n % 32 == 0. d = max|x| / 127, q = x * (127 / max|x|) rounded to nearest even; all zero
+ * when max|x| < 2^-100, below which 127 / max|x| would overflow. Non-finite input gives d = NaN and q = 0, so the
+ * fault stays visible in the output. Every level gives the same bits. */
 typedef void (*kern_quantize_fn)(const float *x, size_t n, struct kern_q8 *out);
 
-/* One row of n weights to float; n is a multiple of the format's block. */
+/* One row of n weights to float; n is a multiple of the format's block. Bit-exact with `dequantize` of the `gguf` package. */
 void kern_dequant_row(enum dtype dtype, const void *row, size_t n, float *out);
 
 float kern_f16_to_f32(uint16_t h);

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The scalar matrix product, which defines the arithmetic of every level:
+ *   quantised weights: isum = integer dot of codes and activation codes over a block of 32 (times sc per 16 for
+ *     Q6_K), t = isum * d, or fma(isum, d, m * sum of activation codes) where the format has a minimum, then
+ *     acc = fma(t, d of the activation block, acc), blocks in order, acc starting at +0;
+ *   float weights: 16 accumulators, weight k into accumulator k % 16 by fma in order (missing weights of the last
+ *     group count as 0 * 0), then halves are added: l + 8, l + 4, l + 2, l + 1.
+ * The vector levels do exactly these operations in this order, so all levels agree bit for bit. */
+#include <math.h>
+#include <string.h>
+
+#include "kernels/internal.h"
+
+static const void *x_row(const struct kern_gemm *d, uint32_t t, size_t elem) {
+    size_t r = d->gather ? (size_t)d->gather[t] : t;
+    return (const char *)d->x + r * d->x_stride * elem;
+}
+
+static float block_dot(const struct kern__block *w, const struct kern_q8 *x, bool has_min) {
+    int32_t dot[2] = { 0, 0 };
+    for (int k = 0; k < 32; k++)
+        dot[k / 16] += w->code[k] * x->q[k];
+    float isum = (float)(dot[0] * w->sc[0] + dot[1] * w->sc[1]);
+    return has_min ? fmaf(isum, w->d, w->m * (float)(x->sum[0] + x->sum[1])) : isum * w->d;
+}
+
+static void quant_row(const struct kern_gemm *d, const void *w, uint32_t r) {
+    bool has_min = kern__has_min(d->dtype);
+    for (uint32_t t = 0; t < d->n_tokens; t++)
+        d->y[t * d->y_stride + r] = 0;
+    for (uint32_t b = 0; b < d->n_in / 32; b++) {
+        struct kern__block blk;
+        kern__decode_block(d->dtype, w, b, &blk);
+        for (uint32_t t = 0; t < d->n_tokens; t++) {
+            const struct kern_q8 *x = (const struct kern_q8 *)x_row(d, t, sizeof *x) + b;
+            float *y = d->y + t * d->y_stride + r;
+            *y = fmaf(block_dot(&blk, x, has_min), x->d, *y);
+        }
+    }
+}
+
+static float float_dot(enum dtype dtype, const void *w, const float *x, uint32_t n) {
+    float acc[16] = { 0 }, wk[16], xk[16];
+    for (uint32_t k = 0; k < n; k += 16) {
+        uint32_t m = n - k < 16 ? n - k : 16;
+        memset(wk, 0, sizeof wk);
+        memset(xk, 0, sizeof xk);
+        kern_dequant_row(dtype, (const char *)w + (size_t)k * (dtype == DTYPE_F32 ? 4 : 2), m, wk);
+        memcpy(xk, x + k, m * sizeof *x);
+        for (int l = 0; l < 16; l++)
+            acc[l] = fmaf(wk[l], xk[l], acc[l]);
+    }
+    for (int half = 8; half; half /= 2)
+        for (int l = 0; l < half; l++)
+            acc[l] += acc[l + half];
+    return acc[0];
+}
+
+static void float_row(const struct kern_gemm *d, const void *w, uint32_t r) {
+    for (uint32_t t = 0; t < d->n_tokens; t++)
+        d->y[t * d->y_stride + r] = float_dot(d->dtype, w, x_row(d, t, sizeof(float)), d->n_in);
+}
+
+void kern__gemm_scalar(const struct kern_gemm *d, uint32_t row0, uint32_t row1) {
+    bool q8 = kern_gemm_wants_q8(d->dtype);
+    for (uint32_t r = row0; r < row1; r++) {
+        const void *w = (const char *)d->w + (size_t)r * d->row_bytes;
+        if (q8)
+            quant_row(d, w, r);
+        else
+            float_row(d, w, r);
+    }
+}
