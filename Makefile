@@ -85,8 +85,89 @@ $(B)/llhttp/%.o: $(LLHTTP_SRC_DIR)/%.c
 	@mkdir -p $(@D)
 	$(CC) -std=gnu11 -O2 -g $(SANF) -DLLHTTP_STRICT_MODE=1 $(LLHTTP_INC) -c -o $@ $<
 
-.PHONY: unit
-unit: $(TESTS)
+.PHONY: help
+help:
+	@echo "make run [MODEL=f.gguf]   set up, build, get the demo model, serve on 127.0.0.1:8080"
+	@echo "make test                 set up, then every test; ends with 'N passed, N failed, N skipped'"
+	@echo "make check                build and run the tests without set-up; TESTS_ONLY='a b' picks some"
+	@echo "make lint                 house rules, second compiler"
+	@echo "make fuzz                 fuzz targets for FUZZ_SECONDS (60) each"
+	@echo "make bench                build the bench programs in $(B)/bench"
+	@echo "make install PREFIX=/usr/local"
+	@echo "SAN=address,undefined or SAN=thread: instrumented variant of any target"
+
+# Set-up may install headers, so the build is a second make that sees them.
+.PHONY: run
+PORT ?= 8080
+run:
+	@tools/setup.sh build
+	@$(MAKE) --no-print-directory all
+	@$(if $(MODEL),:,$(PYTHON) tools/make_demo.py)
+	@echo
+	@echo "Try, from another terminal:"
+	@echo "  curl -s http://127.0.0.1:$(PORT)/v1/completions -H 'Content-Type: application/json' \\"
+	@echo "       -d '{\"prompt\": \"The capital of France is\", \"max_tokens\": 32, \"temperature\": 0}'"
+	@echo
+	@exec $(B)/moed serve --host 127.0.0.1 --port $(PORT) --model $(or $(MODEL),models/demo-moe.gguf)
+
+.venv/done: tests/requirements.txt
+	@$(PYTHON) -m venv .venv
+	@.venv/bin/pip install --quiet --disable-pip-version-check -r tests/requirements.txt
+	@touch $@
+
+.PHONY: test
+test:
+	@tools/setup.sh test
+	@$(PYTHON) tools/make_demo.py
+	@$(MAKE) --no-print-directory .venv/done
+	@$(MAKE) --no-print-directory check
+
+HELPERS := $(patsubst tests/helpers/%.c,$(B)/helpers/%,$(wildcard tests/helpers/*.c))
+.PHONY: check
+check: $(B)/moed $(TESTS) $(HELPERS)
+	@tests/run.sh $(B) $(TESTS_ONLY)
+
+# clang as a second opinion: other warnings than gcc's.
+.PHONY: lint
+lint:
+	@tools/lint.py
+	@for f in $(foreach d,$(FOLDERS),$(wildcard $(d)/*.c $(d)/*/*.c)); do \
+	   clang $(CSTD) $(WARN) $(PKG) $(LLHTTP_INC) -fsyntax-only -MF /dev/null \
+	     $$(case $$f in *_avx512.c) echo $(ISA_avx512);; *_avx2.c) echo $(ISA_avx2);; esac) $$f || exit 1; done
+
+# libFuzzer targets: the code under test is compiled with clang, coverage and sanitizers, in its own variant.
+FUZZ_SECONDS ?= 60
+FUZZERS := $(patsubst tests/fuzz/%.c,%,$(wildcard tests/fuzz/fuzz_*.c))
+.PHONY: fuzz
+fuzz:
+	@tools/setup.sh fuzz
+	@$(MAKE) --no-print-directory fuzz-run CC=clang SAN=fuzzer-no-link,address,undefined
+.PHONY: fuzz-run
+fuzz-run: $(patsubst %,$(B)/fuzz/%,$(FUZZERS))
+	@mkdir -p $(BUILD)/fuzz-found
+	@for f in $(FUZZERS); do \
+	   mkdir -p $(BUILD)/corpus/$$f; seeds=tests/fuzz/seeds/$${f#fuzz_}; \
+	   ( $(B)/fuzz/$$f -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 -verbosity=0 \
+	     -artifact_prefix=$(BUILD)/fuzz-found/ $(BUILD)/corpus/$$f $$([ -d $$seeds ] && echo $$seeds) > $(B)/fuzz/$$f.log 2>&1 \
+	     || echo $$f >> $(B)/fuzz/failed ) & \
+	 done; wait; \
+	 for f in $(FUZZERS); do echo "$$f: $$(grep -h -E 'number_of_executed_units' $(B)/fuzz/$$f.log | tr -s ' ')"; done; \
+	 if [ -s $(B)/fuzz/failed ]; then for f in $$(cat $(B)/fuzz/failed); do tail -40 $(B)/fuzz/$$f.log; done; rm $(B)/fuzz/failed; exit 1; fi
+$(B)/fuzz/%: $(B)/tests/fuzz/%.o $(call archives,server) $(LLHTTP_OBJ)
+	@mkdir -p $(@D)
+	$(CC) -fsanitize=fuzzer,address,undefined -o $@ $^ $(LIBS_server) $(LDLIBS)
+
+.PHONY: bench
+bench: $(patsubst bench/%.c,$(B)/bench/%,$(wildcard bench/*.c)) $(B)/moed
+$(B)/bench/%: $(B)/bench/%.o $(call archives,engine)
+	@mkdir -p $(@D)
+	$(CC) $(SANF) -o $@ $^ $(LIBS_engine) $(LDLIBS)
+
+PREFIX ?= /usr/local
+.PHONY: install
+install: $(B)/moed
+	install -Dm755 $(B)/moed $(DESTDIR)$(PREFIX)/bin/moed
+	install -Dm644 moed.conf $(DESTDIR)$(PREFIX)/share/doc/moed/moed.conf
 
 .PHONY: clean
 clean:
