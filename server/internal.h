@@ -9,7 +9,11 @@
  * An exchange is one HTTP request and its response; a connection has at most one in flight, pipelined bytes wait.
  * A handler answers with exactly one reply_json / reply_text / reply_error, or sse_begin, sse_data..., sse_end. It may
  * do so later (from a scheduler event). When the client goes away first, on_gone is called once; the exchange
- * stays valid, writes are dropped, and the handler still ends it with exchange_end. */
+ * stays valid, writes are dropped, and the handler still ends it, with exchange_end or any reply (also inside on_gone).
+ * on_gone is never called from inside a reply_ or sse_ function, always from the loop itself, so handlers may answer in
+ * the middle of their own loops. After reply_*, sse_end and exchange_end the exchange is freed.
+ * Already checked before a handler runs: route, method, draining (work is refused with 503), and for POST a length
+ * (else 411) and a Content-Type that is absent or JSON (else 415). The body may still be empty. */
 #ifndef MOED_SERVER_INTERNAL_H
 #define MOED_SERVER_INTERNAL_H
 
@@ -55,6 +59,8 @@ struct server {
     struct sched *sched;
     struct api *api;
     bool draining;                  /* SIGTERM seen: /health is 503, new work is refused                  */
+    bool failed;                    /* the engine failed: /health is 503, the loop ends                   */
+    int64_t start_unix_s;           /* of server_open                                                     */
     struct listener *listener;
     struct wake *wake;
     struct http_stats *http_stats;  /* counters for /metrics                                              */
@@ -88,6 +94,10 @@ struct json_limits { uint32_t max_depth, max_nodes; };
 int json_prescan(const char *s, size_t n, const struct json_limits *lim, struct err *e); /* ST_INVALID with byte offset */
 void json_put_string(struct buf *out, const char *s, size_t n); /* quotes included; s is valid UTF-8 */
 void json_put_number(struct buf *out, double v);                /* shortest round-trip; null when not finite */
+void json_put_float(struct buf *out, float v);                  /* the same for a float: at most 9 digits    */
+/* The text of the number that is member k (from 0) of the object `s`, which passed json_prescan: for integers a double
+ * cannot hold. View into s; *len = 0 when that member is no number. */
+const char *json_nth_number(const char *s, size_t n, uint32_t k, size_t *len);
 
 /* wake.c: the only caller of uv_async_send. wake_notify may be called on any thread (sched_opts.notify). */
 int wake_open(struct wake **out, uv_loop_t *loop, void (*fn)(void *ctx), void *ctx);

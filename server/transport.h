@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the transport files (server.c listener.c conn.c exchange.c reply.c sse.c route.c) share and the handlers never
+ * see. All of it belongs to the loop thread L.
+ *
+ * Re-entrancy rule: a handler calls reply and sse functions from the middle of its own loops. So those functions never
+ * call back into a handler. Whatever follows from them (the client turned out to be gone, the next pipelined request
+ * can be read) is put on a list and done by listener__run_deferred in the next loop iteration. */
+#ifndef MOED_SERVER_TRANSPORT_H
+#define MOED_SERVER_TRANSPORT_H
+
+#include "server/http_parse.h"
+#include "server/internal.h"
+#include "server/limits.h"
+
+enum conn_state {
+    CONN_IDLE,    /* between requests: not a byte of the next one                        */
+    CONN_HEAD,    /* part of a head                                                      */
+    CONN_BODY,    /* head done, part of a body                                           */
+    CONN_BUSY,    /* an exchange is in flight                                            */
+    CONN_CLOSING, /* the last response is written or queued; input is read and discarded */
+    CONN_DEAD,    /* uv_close was called                                                 */
+};
+
+struct conn {
+    uv_tcp_t tcp;              /* first; tcp.data = conn                                        */
+    uv_shutdown_t shutdown;
+    struct server *server;
+    struct conn *prev, *next;  /* list of all connections                                       */
+    struct conn *ready_next;   /* list of connections whose next request can be read            */
+    bool ready;                /* on that list                                                  */
+    enum conn_state state;
+    struct http_parse parse;
+    struct buf ahead;          /* bytes read past the current request                           */
+    struct exchange_box *box;  /* in flight (CONN_BUSY)                                         */
+    bool in_process, paused;   /* inside conn__process; reading stopped                         */
+    bool eof, shutdown_done, sent_any, sent_continue;
+    uint64_t since_ms;         /* when `state` was entered                                      */
+    uint64_t read_ms;          /* last byte from the client                                     */
+    uint64_t body_start_ms, body_bytes;
+    uint64_t queued_bytes;     /* ever handed to uv_write ...                                   */
+    uint64_t sent_seen;        /* ... and of those, gone out when the tick last looked ...      */
+    uint64_t progress_ms;      /* ... and when that number last moved                           */
+    uint64_t write_ms;         /* last event or ping of a stream                                */
+    size_t drained;            /* bytes discarded while CONN_CLOSING                            */
+};
+
+/* One request and its response. Outlives its connection when the client goes away first. */
+struct exchange_box {
+    struct exchange x;         /* first: handlers hold &x                                       */
+    struct buf body;
+    struct exchange_box *gone_next; /* list of boxes whose on_gone is due                       */
+    bool gone_due;
+    bool keep_alive, chunked;
+    int status;                /* of the response; 0 = none yet                                 */
+    int route;                 /* index for metrics                                             */
+};
+
+struct listener {
+    uv_tcp_t tcp;              /* data = server                                                 */
+    uv_timer_t tick;
+    uv_idle_t deferred;
+    uv_signal_t sigterm, sigint;
+    struct conn *conns;        /* newest first                                                  */
+    struct conn *ready;
+    struct exchange_box *gone;
+    uint32_t n_conns, max_conns;
+    uint32_t n_boxes;          /* exchanges not ended, with or without a client                 */
+    bool accept_paused;        /* a connection waits in libuv until one closes                  */
+    bool tick_runs, bound_loopback;
+    struct http_limits limits;
+    uint64_t body_bytes;       /* in all bodies of the process                                  */
+    uint64_t next_id, id_salt; /* generated request ids                                         */
+    uint64_t drain_deadline_ms, cut_deadline_ms; /* 0 = not draining, not cut                   */
+    bool cut;                  /* the drain was cut short                                       */
+    char date[40];             /* "Date: ...\r\n" of date_s                                     */
+    int64_t date_s;
+    char *read_buffer;         /* [LIMIT_READ_BYTES], shared: libuv hands it back before the next read */
+    uint16_t port;
+};
+
+/* ---- metrics ---- */
+
+enum { HTTP_N_ROUTES = 8, HTTP_N_CODES = 20, HTTP_N_TIMES = 14 };
+enum http_timeout { TIMEOUT_HEAD, TIMEOUT_BODY, TIMEOUT_IDLE, TIMEOUT_WRITE, N_TIMEOUTS };
+
+struct http_stats {
+    uint64_t n_accepted, n_rejected_idle;             /* idle connections closed to make room         */
+    uint64_t requests[HTTP_N_ROUTES][HTTP_N_CODES];
+    uint64_t parse_errors[HTTP_N_CODES];
+    uint64_t timeouts[N_TIMEOUTS];
+    uint64_t n_gone, n_overflow;                      /* clients lost mid-request; of those, too slow */
+    uint64_t time_buckets[HTTP_N_TIMES + 1], time_sum_ns, n_times;
+};
+int http_stats__code_index(int status);
+int http_stats__code(int index);                      /* 0 = other */
+double http_stats__bucket(int index);                 /* upper bound in seconds */
+void http_stats__count(struct http_stats *st, int route, int status, uint64_t ns);
+
+/* ---- listener.c ---- */
+int listener__open(struct server *s, struct err *e);
+void listener__close(struct server *s);               /* closes every handle; the loop then runs dry */
+void listener__defer_ready(struct conn *c);
+void listener__defer_gone(struct exchange_box *b);
+void listener__defer(struct server *s);               /* run the deferred work soon */
+void listener__forget(struct conn *c);                /* off all lists; frees c */
+void listener__forget_box(struct exchange_box *b);    /* off the gone list */
+void listener__tick_start(struct server *s);
+void listener__close_idle(struct server *s);          /* every connection between requests */
+void server__check_done(struct server *s);            /* server.c: stop the loop when nothing is left to wait for */
+void server__drain(struct server *s);                 /* server.c: first SIGTERM or SIGINT */
+void server__cut(struct server *s);                   /* server.c: second signal, or drain_timeout_ms passed */
+
+/* ---- signals.c ---- */
+int signals__open(struct server *s, struct err *e);
+
+/* ---- conn.c ---- */
+int conn__accept(struct server *s);                   /* takes the waiting connection of the listener */
+void conn__ready(struct conn *c);                     /* deferred: read the next request */
+void conn__tick(struct conn *c, uint64_t now_ms);
+void conn__drop(struct conn *c, bool reset);          /* close now; an exchange in flight loses its client */
+void conn__exchange_done(struct conn *c, bool keep_alive);
+int conn__write(struct conn *c, const uv_buf_t *bufs, unsigned n_bufs); /* copies what cannot be sent at once */
+size_t conn__unsent(const struct conn *c);
+uint64_t conn__now(const struct conn *c);
+
+/* ---- exchange.c ---- */
+struct exchange_box *exchange__begin(struct conn *c); /* from c->parse; NULL when out of memory */
+void exchange__client_lost(struct exchange_box *b);   /* conn is closing; on_gone becomes due */
+void exchange__finish(struct exchange_box *b);        /* the response is complete: frees, tells the connection */
+
+/* ---- reply.c ---- */
+void reply__date(struct listener *l);
+const char *reply__reason(int status);
+void reply__connection(const struct exchange_box *b, struct buf *head); /* common header lines of a response */
+void reply__refuse(struct conn *c, int status, const char *reason);     /* answer a request that has no exchange */
+
+/* ---- route.c ---- */
+int route__find(const char *path, enum http_method m, uint32_t *allow); /* index, or -1; allow = methods of the path */
+const char *route__name(int index);
+bool route__check(struct exchange *x, const struct http_parse *p);      /* before the body: false = answered */
+
+#endif
