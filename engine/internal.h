@@ -1,0 +1,218 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the files of engine/ share. Everything here belongs to the thread that calls engine_ops, except the
+ * atomics of struct engine__stats and kv.n_free, which any thread may read.
+ *
+ * Vocabulary: a *row* is one token of the batch (the batch flattened, item after item); a *pair* is (row, slot)
+ * of a routed layer; a *pass* is the state of one step. Rows are never reordered, so a row's arithmetic depends on
+ * its own inputs only; every split of work over the pool is along rows, output columns or heads, never along a sum. */
+#ifndef MOED_ENGINE_INTERNAL_H
+#define MOED_ENGINE_INTERNAL_H
+
+#include <stdatomic.h>
+#include <stddef.h>
+
+#include "base/pool.h"
+#include "engine/engine.h"
+#include "kernels/kernels.h"
+#include "model/expert_bank.h"
+#include "model/model.h"
+
+enum {
+    ENGINE__PAGE_TOKENS = 32,   /* KV granularity: a page of one head is 8 KiB at 128 f16 dims                    */
+    ENGINE__ATTN_ROWS = 16,     /* rows of one attention task: they share every K and V load                      */
+    ENGINE__FFN_ROWS = 64,      /* rows of one gate/up block; with FFN_STRIP below its two outputs fill 64 KiB of L2 */
+    ENGINE__FFN_STRIP = 128,    /* most gate/up columns of one task; a multiple of the 32 of struct kern_q8       */
+    ENGINE__DOWN_STRIP = 128,   /* most columns of one down task                                                   */
+    ENGINE__LOGITS_ROWS = 64,   /* most rows of logits kept at once ...                                           */
+    ENGINE__LOGITS_BYTES = 64 << 20, /* ... within this many bytes, one row at least                              */
+    ENGINE__MAX_BATCH = 1 << 16,
+    ENGINE__MIN_CTX = 128,      /* an automatic context never shrinks below this: an error is more useful         */
+};
+
+/* ---- plan.c: sizes, and the one block they are carved from ---- */
+
+/* With base NULL it only counts, so the plan and the reservation are one piece of code. */
+struct engine__carver {
+    unsigned char *base;
+    uint64_t used;
+    bool overflow;
+};
+void *engine__carve(struct engine__carver *c, uint64_t n, uint64_t size); /* 64-byte aligned; NULL while counting */
+
+struct engine__plan {
+    uint32_t n_ctx, n_pages;
+    uint32_t logits_rows;
+    uint64_t worker_bytes;      /* private scratch of one pool worker: the largest phase, they do not overlap */
+    struct engine_memory mem;
+};
+int engine__plan_make(const struct engine_opts *o, struct engine__plan *out, struct err *e);
+struct engine;
+/* Lays out en's carved fields at base (NULL: counts only) and fills the byte counts of pl. false: overflow. */
+bool engine__layout(const struct engine_opts *o, struct engine__plan *pl, struct engine *en, unsigned char *base);
+
+/* ---- weights.c: the model's tensors as the layer loop wants them ---- */
+
+struct engine__matrix {
+    enum dtype dtype;
+    uint32_t n_in, n_out;
+    size_t row_bytes;
+    const void *w;              /* view into the model */
+};
+
+struct engine__layer {
+    const float *attn_norm, *ffn_norm;             /* [n_embd]                             */
+    const float *q_norm, *k_norm;                  /* NULL, or per head or per row          */
+    const float *bq, *bk, *bv, *bo;                /* NULL = no bias                        */
+    struct engine__matrix wq, wk, wv, wo;
+    struct engine__matrix router;                  /* w == NULL: dense FFN                  */
+    struct engine__matrix gate, up, down;          /* dense; routed: expert 0, for its shape */
+    bool attn_q8, wo_q8, ffn_q8;                   /* a consumer of this input wants struct kern_q8 */
+};
+
+/* layers [n_layers]. ST_UNSUPPORTED names a norm or bias that is not F32. */
+int engine__weights_bind(const struct model *m, struct engine__layer *layers, struct err *e);
+int engine__weights_floats(const struct tensor *t, const float **out, struct err *e); /* t NULL: *out = NULL */
+uint64_t engine__weights_bytes(const struct model *m);
+struct engine__matrix engine__matrix_of(const struct tensor *t);
+
+/* ---- kv.c: paged KV cache ---- */
+
+/* Invariant that makes copy-on-write unnecessary: a page with refs > 1 is full and is never written again.
+ * Forks share whole pages of positions already computed, and a sequence only writes at positions >= the tokens it
+ * shares. engine__kv_writable checks it for every batch. */
+struct engine__kv {
+    uint32_t n_seqs, n_pages, max_pages;   /* max_pages: of one sequence                    */
+    uint32_t n_layers;
+    size_t k_page_bytes, v_page_bytes;     /* one page of one layer                         */
+    unsigned char *pool;                   /* [n_layers]: K [n_pages] pages, V [n_pages]    */
+    int32_t *table;                        /* [n_seqs, max_pages]                           */
+    uint32_t *n_held;                      /* [n_seqs] pages in table                       */
+    uint32_t *n_done;                      /* [n_seqs] positions computed                   */
+    uint32_t *refs;                        /* [n_pages]                                     */
+    int32_t *free_pages;                   /* stack of n_free                               */
+    _Atomic uint32_t n_free;               /* written by the engine's thread                */
+};
+struct engine__kv_shape { uint32_t n_seqs, n_pages, n_ctx, n_layers; size_t k_page_bytes, v_page_bytes; };
+
+void engine__kv_init(struct engine__kv *kv, const struct engine__kv_shape *shape, struct engine__carver *c);
+int engine__kv_reserve(struct engine__kv *kv, seq_id id, uint32_t n_tokens);
+void engine__kv_free(struct engine__kv *kv, seq_id id);
+int engine__kv_fork(struct engine__kv *kv, seq_id from, seq_id to, uint32_t n_tokens);
+bool engine__kv_writable(const struct engine__kv *kv, seq_id id, uint32_t pos, uint32_t n_tokens);
+bool engine__kv_consistent(const struct engine__kv *kv); /* tests: every page is free or held refs times; O(pages + tables) */
+static inline const int32_t *engine__kv_table(const struct engine__kv *kv, seq_id id) {
+    return kv->table + (size_t)id * kv->max_pages;
+}
+void *engine__kv_k(const struct engine__kv *kv, uint32_t layer); /* views into the pool */
+void *engine__kv_v(const struct engine__kv *kv, uint32_t layer);
+
+/* ---- forward.c and its layers ---- */
+
+struct engine__span {           /* consecutive rows of one sequence: one attention task per kv head */
+    seq_id seq;
+    uint32_t pos, n_rows;
+    uint32_t q_row, out_row;
+};
+
+struct engine__want {           /* a row whose logits are needed */
+    uint32_t row;               /* in the batch               */
+    uint32_t item, index;       /* tokens[index] of that item */
+};
+
+/* Carved once; sized for T = max_batch_tokens rows and k slots. */
+struct engine__scratch {
+    int32_t *row_token;         /* [T]                                       */
+    uint32_t *row_pos;          /* [T]                                       */
+    seq_id *row_seq;            /* [T]                                       */
+    uint8_t *seq_seen;          /* [n_seqs] batch check                      */
+    struct engine__span *spans; /* [T]                                       */
+    struct engine__want *wants; /* [T]                                       */
+    float *rope_cs;             /* [T, rope_dim] cosines, sines of the row   */
+    float *x;                   /* [T, n_embd] residual stream               */
+    float *xn;                  /* [T, n_embd] normed input of a matmul ...  */
+    struct kern_q8 *xq;         /* [T, n_embd / 32] ... and quantised        */
+    float *q, *k, *v;           /* [T, heads * dim]                          */
+    float *att;                 /* [T, n_heads * head_dim_v]                 */
+    struct kern_q8 *attq;       /* the same, quantised                       */
+    float *proj;                /* [T, n_embd] attention output projection   */
+    float *router_logits;       /* [T, n_experts]                            */
+    int32_t *ids;               /* [T, k] chosen experts                     */
+    float *weights;             /* [T, k]                                    */
+    int32_t *first;             /* [n_experts + 1]                           */
+    int32_t *sorted_row;        /* [T * k] batch row of a sorted pair        */
+    int32_t *pair_sorted;       /* [T, k]                                    */
+    int32_t *active;            /* [n_experts] experts with at least one row */
+    float *act;                 /* [pairs, ff] silu(gate) * up; only when a down matrix takes floats */
+    struct kern_q8 *actq;       /* [pairs, ff / 32]                          */
+    float *down;                /* [pairs, n_embd]                           */
+    float *logits;              /* [logits_rows, n_vocab]                    */
+    unsigned char *workers;     /* [n_threads][worker_bytes]                 */
+};
+
+enum engine__pending { ENGINE__PENDING_NONE, ENGINE__PENDING_ATTN, ENGINE__PENDING_FFN };
+
+struct engine__pass {
+    struct engine *en;
+    const struct batch *batch;
+    bool all_logits;              /* engine_logits: every row is wanted */
+    uint32_t n_rows, n_spans, n_wants;
+    uint32_t layer;
+    enum engine__pending pending; /* a residual not yet added to x: the next norm does it in the same sweep */
+    const float *norm;            /* arguments of the running engine__add_norm */
+    bool norm_q8;
+    uint32_t n_active, strip;     /* of the FFN wave that runs */
+};
+
+struct engine__stats {
+    _Atomic uint64_t n_steps, n_tokens, moe_rows, experts_read;
+};
+
+struct engine {
+    struct engine_opts o;
+    const struct model_hparams *hp;
+    const struct kern_ops *kern;
+    struct engine__plan plan;
+    struct kern_rope rope;
+    float *inv_freq;
+    struct kern_router router;
+    struct engine__layer *layers;
+    const struct tensor *embd;
+    const float *out_norm;
+    struct engine__matrix head;
+    struct engine__kv kv;
+    struct engine__scratch s;
+    struct engine__stats stats;
+    unsigned char *block;         /* mem_map: everything above that is carved */
+};
+
+/* Work over the pool. A task writes only its own part of the output. */
+void engine__run(struct engine *en, uint32_t n_tasks, pool_fn fn, void *ctx);
+typedef void (*engine__rows_fn)(struct engine__pass *p, uint32_t row0, uint32_t row1);
+void engine__run_rows(struct engine__pass *p, uint32_t n_rows, engine__rows_fn fn);
+void engine__run_gemms(struct engine *en, const struct kern_gemm *d, uint32_t n); /* n <= 4, one fork for all */
+uint32_t engine__strip(const struct engine *en, uint64_t n_columns, uint32_t multiple, uint32_t most);
+static inline void *engine__worker(const struct engine *en, int worker) {
+    return en->s.workers + (size_t)worker * en->plan.worker_bytes;
+}
+
+/* y = W x for rows of x given in both forms (xq may be stale when no consumer wants it). */
+struct kern_gemm engine__gemm(const struct engine__matrix *m, const float *x, const struct kern_q8 *xq, uint32_t n_rows,
+                              float *y);
+
+int engine__batch_check(struct engine *en, const struct batch *b); /* ST_INVALID: nothing was changed */
+void engine__step_done(struct engine *en, const struct batch *b);  /* the batch's positions are now in KV */
+/* Runs all layers and leaves the p->n_wants wanted rows, normed, in xn (and xq). p: engine, batch, all_logits set. */
+void engine__forward(struct engine__pass *p);
+void engine__add_norm(struct engine__pass *p, const float *norm, bool q8); /* pending residual, then xn (and xq) */
+struct kern_attn engine__attn_desc(const struct engine_opts *o); /* shape fields only */
+void engine__attention(struct engine__pass *p); /* in the last layer only wanted rows go on */
+void engine__attention_add(const struct engine__pass *p, uint32_t row, float *x); /* x += the pending branch */
+void engine__ffn(struct engine__pass *p);
+void engine__ffn_add(const struct engine__pass *p, uint32_t row, float *x);
+void engine__head(struct engine__pass *p, uint32_t want0, uint32_t n, float *logits); /* [n, n_vocab] */
+
+/* ---- sample.c ---- */
+void engine__sample(struct engine__pass *p, struct step_out *out);
+
+#endif

@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The FFN half of a layer. Routed: choose experts, group (row, slot) pairs by expert, then two waves over the
+ * pool: gate + up + SwiGLU + quantise for all experts, then down for all experts. A dense FFN is the same with one
+ * expert that takes every row with weight 1. Outputs stay pair-major; the next norm adds them to x in slot order,
+ * so a row's sum never depends on which experts its neighbours chose. */
+#include "engine/internal.h"
+
+static void choose_experts(struct engine__pass *p, uint32_t row0, uint32_t row1) {
+    const struct engine *en = p->en;
+    const struct engine__scratch *s = &en->s;
+    const size_t k = en->router.k;
+    for (uint32_t r = row0; r < row1; r++) {
+        kern_route(&en->router, s->router_logits + (size_t)r * en->router.n_experts, s->ids + r * k, s->weights + r * k);
+    }
+}
+
+static void count_moe(struct engine *en, uint64_t n_pairs, uint64_t n_active) {
+    atomic_fetch_add_explicit(&en->stats.moe_rows, n_pairs, memory_order_relaxed);
+    atomic_fetch_add_explicit(&en->stats.experts_read, n_active, memory_order_relaxed);
+}
+
+static void route(struct engine__pass *p, const struct engine__layer *l) {
+    struct engine *en = p->en;
+    const struct engine__scratch *s = &en->s;
+    const struct kern_gemm d = engine__gemm(&l->router, s->xn, s->xq, p->n_rows, s->router_logits);
+    engine__run_gemms(en, &d, 1);
+    engine__run_rows(p, p->n_rows, choose_experts);
+    kern_moe_group(&(struct kern_moe_group){
+        .n_tokens = p->n_rows,
+        .k = en->router.k,
+        .n_experts = en->router.n_experts,
+        .ids = s->ids,
+        .first = s->first,
+        .row_token = s->sorted_row,
+        .pair_row = s->pair_sorted,
+    });
+    p->n_active = 0;
+    for (uint32_t i = 0; i < en->router.n_experts; i++) {
+        if (s->first[i + 1] > s->first[i]) {
+            s->active[p->n_active++] = (int32_t)i;
+        }
+    }
+    count_moe(en, (uint64_t)p->n_rows * en->router.k, p->n_active);
+}
+
+static void take_all_rows(struct engine__pass *p) {
+    const struct engine__scratch *s = &p->en->s;
+    s->active[0] = 0;
+    s->first[0] = 0;
+    s->first[1] = (int32_t)p->n_rows;
+    p->n_active = 1;
+}
+
+/* The expert, columns and sorted pairs of one task. */
+struct ffn_task {
+    const struct engine__layer *l;
+    const void *gate, *up, *down; /* this expert's matrices */
+    uint32_t col0, col1;
+    uint32_t pair0, pair1;
+};
+
+static struct ffn_task ffn_task(const struct engine__pass *p, uint32_t task, uint32_t n_columns) {
+    const struct engine *en = p->en;
+    const struct engine__layer *l = &en->layers[p->layer];
+    const uint32_t n_strips = (n_columns + p->strip - 1) / p->strip;
+    const uint32_t expert = (uint32_t)en->s.active[task / n_strips], col0 = task % n_strips * p->strip;
+    struct ffn_task t = {
+        .l = l,
+        .gate = l->gate.w,
+        .up = l->up.w,
+        .down = l->down.w,
+        .col0 = col0,
+        .col1 = col0 + p->strip < n_columns ? col0 + p->strip : n_columns,
+        .pair0 = (uint32_t)en->s.first[expert],
+        .pair1 = (uint32_t)en->s.first[expert + 1],
+    };
+    if (l->router.w) {
+        struct expert ex;
+        expert_bank_get(en->o.model, p->layer, expert, &ex);
+        t.gate = ex.gate.data;
+        t.up = ex.up.data;
+        t.down = ex.down.data;
+    }
+    return t;
+}
+
+/* Columns [col0, col1) of W x for n sorted pairs into y [n, stride]. */
+static void wave1_gemm(const struct engine__pass *p, const struct engine__matrix *m, const void *w, const struct ffn_task *t,
+                       uint32_t pair, uint32_t n, float *y) {
+    const struct engine *en = p->en;
+    struct kern_gemm d = engine__gemm(m, en->s.xn, en->s.xq, n, y);
+    d.w = (const unsigned char *)w + t->col0 * m->row_bytes;
+    d.n_out = t->col1 - t->col0;
+    d.y_stride = p->strip;
+    if (t->l->router.w) {
+        d.gather = en->s.sorted_row + pair;
+    } else if (kern_gemm_wants_q8(m->dtype)) {
+        d.x = en->s.xq + pair * d.x_stride;
+    } else {
+        d.x = en->s.xn + pair * d.x_stride;
+    }
+    en->kern->gemm(&d, 0, d.n_out);
+}
+
+/* act[pair, col0 .. col1) = silu(gate) * up, quantised when the down matrix wants it. */
+static void gate_up_task(void *ctx, int task, int worker) {
+    const struct engine__pass *p = ctx;
+    const struct engine *en = p->en;
+    const struct ffn_task t = ffn_task(p, (uint32_t)task, en->layers[p->layer].gate.n_out);
+    const size_t ff = t.l->gate.n_out, n_cols = t.col1 - t.col0;
+    const bool q8 = kern_gemm_wants_q8(t.l->down.dtype);
+    float *gate = engine__worker(en, worker), *up = gate + (size_t)ENGINE__FFN_ROWS * p->strip;
+    for (uint32_t pair = t.pair0; pair < t.pair1; pair += ENGINE__FFN_ROWS) {
+        uint32_t n = t.pair1 - pair < ENGINE__FFN_ROWS ? t.pair1 - pair : ENGINE__FFN_ROWS;
+        wave1_gemm(p, &t.l->gate, t.gate, &t, pair, n, gate);
+        wave1_gemm(p, &t.l->up, t.up, &t, pair, n, up);
+        for (uint32_t i = 0; i < n; i++) {
+            float *g = gate + (size_t)i * p->strip;
+            size_t at = (pair + i) * ff + t.col0;
+            en->kern->swiglu(g, up + (size_t)i * p->strip, n_cols, q8 ? g : en->s.act + at);
+            if (q8) {
+                en->kern->quantize(g, n_cols, en->s.actq + at / 32);
+            }
+        }
+    }
+}
+
+static void down_task(void *ctx, int task, int worker) {
+    const struct engine__pass *p = ctx;
+    const struct engine *en = p->en;
+    const struct ffn_task t = ffn_task(p, (uint32_t)task, en->hp->n_embd);
+    const struct engine__matrix *m = &t.l->down;
+    const size_t first = t.pair0;
+    (void)worker;
+    struct kern_gemm d = engine__gemm(m, en->s.act + first * m->n_in, en->s.actq + first * (m->n_in / 32),
+                                      t.pair1 - t.pair0, en->s.down + first * m->n_out);
+    d.w = t.down;
+    en->kern->gemm(&d, t.col0, t.col1);
+}
+
+static void run_wave(struct engine__pass *p, uint32_t n_columns, uint32_t most, pool_fn fn) {
+    p->strip = engine__strip(p->en, (uint64_t)n_columns * p->n_active, 32, most);
+    engine__run(p->en, p->n_active * ((n_columns + p->strip - 1) / p->strip), fn, p);
+}
+
+void engine__ffn(struct engine__pass *p) {
+    const struct engine__layer *l = &p->en->layers[p->layer];
+    if (l->router.w) {
+        route(p, l);
+    } else {
+        take_all_rows(p);
+    }
+    run_wave(p, l->gate.n_out, ENGINE__FFN_STRIP, gate_up_task);
+    run_wave(p, l->down.n_out, ENGINE__DOWN_STRIP, down_task);
+    p->pending = ENGINE__PENDING_FFN;
+}
+
+void engine__ffn_add(const struct engine__pass *p, uint32_t row, float *x) {
+    const struct engine *en = p->en;
+    const struct engine__scratch *s = &en->s;
+    const size_t n = en->hp->n_embd, k = en->router.k;
+    if (!en->layers[p->layer - 1].router.w) {
+        en->kern->axpy(1.0f, s->down + row * n, n, x);
+        return;
+    }
+    for (size_t j = 0; j < k; j++) {
+        size_t pair = (size_t)s->pair_sorted[row * k + j];
+        en->kern->axpy(s->weights[row * k + j], s->down + pair * n, n, x);
+    }
+}

@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * How much memory the engine takes, decided before anything is reserved. One function lays out the block, run once
+ * to count and once to carve, so the plan cannot differ from the reservation. Pure: looks at options and
+ * hyper-parameters only. */
+#include "engine/internal.h"
+
+void *engine__carve(struct engine__carver *c, uint64_t n, uint64_t size) {
+    uint64_t bytes, start = (c->used + 63) & ~UINT64_C(63);
+    if (__builtin_mul_overflow(n, size, &bytes) || bytes > UINT64_MAX / 4 || start > UINT64_MAX / 4) {
+        c->overflow = true;
+        return NULL;
+    }
+    c->used = start + bytes;
+    return c->base ? c->base + start : NULL;
+}
+
+/* The widest of everything a layer may be: routed and dense layers share the FFN buffers. */
+struct ffn_shape { uint64_t pairs_ff, pairs; bool act_f32, act_q8; };
+
+static struct ffn_shape ffn_shape(const struct engine_opts *o) {
+    const struct model_hparams *hp = model_hparams(o->model);
+    struct ffn_shape f = { 0 };
+    for (uint32_t i = 0; i < hp->n_layers; i++) {
+        const struct model_layer *l = model_layer(o->model, i);
+        uint64_t pairs = (uint64_t)o->max_batch_tokens * (l->router ? hp->n_experts_used : 1);
+        uint64_t pairs_ff = pairs * (l->router ? hp->expert_ff_dim : hp->ff_dim);
+        f.pairs = pairs > f.pairs ? pairs : f.pairs;
+        f.pairs_ff = pairs_ff > f.pairs_ff ? pairs_ff : f.pairs_ff;
+        bool q8 = kern_gemm_wants_q8((l->router ? l->down_exps : l->ffn_down)->dtype);
+        f.act_q8 |= q8;
+        f.act_f32 |= !q8;
+    }
+    return f;
+}
+
+static uint64_t worker_bytes(const struct engine_opts *o) {
+    struct kern_attn attn = engine__attn_desc(o);
+    attn.n_tokens = ENGINE__ATTN_ROWS;
+    uint64_t need = kern_attn_scratch_floats(&attn) * sizeof(float);
+    uint64_t ffn = UINT64_C(2) * ENGINE__FFN_ROWS * ENGINE__FFN_STRIP * sizeof(float);
+    uint64_t sample = kern_sample_workspace(model_hparams(o->model)->n_vocab);
+    need = need > ffn ? need : ffn;
+    need = need > sample ? need : sample;
+    return (need + 127) & ~UINT64_C(127); /* whole pairs of lines: no false sharing between workers */
+}
+
+static uint32_t logits_rows(const struct engine_opts *o) {
+    uint64_t row = (uint64_t)model_hparams(o->model)->n_vocab * sizeof(float);
+    uint64_t n = ENGINE__LOGITS_BYTES / row;
+    n = n > ENGINE__LOGITS_ROWS ? ENGINE__LOGITS_ROWS : n;
+    n = n > o->max_batch_tokens ? o->max_batch_tokens : n;
+    return n ? (uint32_t)n : 1;
+}
+
+static void layout_scratch(const struct engine_opts *o, const struct engine__plan *pl, struct engine__carver *c,
+                           struct engine__scratch *s) {
+    const struct model_hparams *hp = model_hparams(o->model);
+    const struct ffn_shape f = ffn_shape(o);
+    const uint64_t t = o->max_batch_tokens, q8 = sizeof(struct kern_q8), f32 = sizeof(float);
+    const uint64_t att = (uint64_t)hp->n_heads * hp->head_dim_v;
+
+    s->row_token = engine__carve(c, t, sizeof *s->row_token);
+    s->row_pos = engine__carve(c, t, sizeof *s->row_pos);
+    s->row_seq = engine__carve(c, t, sizeof *s->row_seq);
+    s->seq_seen = engine__carve(c, o->n_seqs, 1);
+    s->spans = engine__carve(c, t, sizeof *s->spans);
+    s->wants = engine__carve(c, t, sizeof *s->wants);
+    s->rope_cs = engine__carve(c, t * hp->rope_dim, f32);
+    s->x = engine__carve(c, t * hp->n_embd, f32);
+    s->xn = engine__carve(c, t * hp->n_embd, f32);
+    s->xq = engine__carve(c, t * (hp->n_embd / 32), q8);
+    s->q = engine__carve(c, t * hp->n_heads * hp->head_dim_k, f32);
+    s->k = engine__carve(c, t * hp->n_kv_heads * hp->head_dim_k, f32);
+    s->v = engine__carve(c, t * hp->n_kv_heads * hp->head_dim_v, f32);
+    s->att = engine__carve(c, t * att, f32);
+    s->attq = engine__carve(c, t * (att / 32), q8);
+    s->proj = engine__carve(c, t * hp->n_embd, f32);
+    s->router_logits = engine__carve(c, t * hp->n_experts, f32);
+    s->ids = engine__carve(c, t * hp->n_experts_used, sizeof *s->ids);
+    s->weights = engine__carve(c, t * hp->n_experts_used, f32);
+    s->first = engine__carve(c, hp->n_experts + UINT64_C(2), sizeof *s->first);
+    s->sorted_row = engine__carve(c, t * hp->n_experts_used, sizeof *s->sorted_row);
+    s->pair_sorted = engine__carve(c, t * hp->n_experts_used, sizeof *s->pair_sorted);
+    s->active = engine__carve(c, hp->n_experts + UINT64_C(1), sizeof *s->active);
+    s->act = engine__carve(c, f.act_f32 ? f.pairs_ff : 0, f32);
+    s->actq = engine__carve(c, f.act_q8 ? f.pairs_ff / 32 : 0, q8);
+    s->down = engine__carve(c, f.pairs * hp->n_embd, f32);
+    s->logits = engine__carve(c, (uint64_t)pl->logits_rows * hp->n_vocab, f32);
+    s->workers = engine__carve(c, (uint64_t)pool_n_threads(o->pool), pl->worker_bytes);
+}
+
+static struct engine__kv_shape kv_shape(const struct engine_opts *o, const struct engine__plan *pl) {
+    const struct model_hparams *hp = model_hparams(o->model);
+    size_t per_dim = (size_t)(o->kv_type == ENGINE_KV_F32 ? 4 : 2) * ENGINE__PAGE_TOKENS * hp->n_kv_heads;
+    return (struct engine__kv_shape){
+        .n_seqs = o->n_seqs,
+        .n_pages = pl->n_pages,
+        .n_ctx = pl->n_ctx,
+        .n_layers = hp->n_layers,
+        .k_page_bytes = per_dim * hp->head_dim_k,
+        .v_page_bytes = per_dim * hp->head_dim_v,
+    };
+}
+
+bool engine__layout(const struct engine_opts *o, struct engine__plan *pl, struct engine *en, unsigned char *base) {
+    const struct model_hparams *hp = model_hparams(o->model);
+    struct engine__carver c = { .base = base };
+    struct engine__kv_shape shape = kv_shape(o, pl);
+    pl->logits_rows = logits_rows(o);
+    pl->worker_bytes = worker_bytes(o);
+    engine__kv_init(&en->kv, &shape, &c);
+    pl->mem.kv = c.used;
+    layout_scratch(o, pl, &c, &en->s);
+    en->layers = engine__carve(&c, hp->n_layers, sizeof *en->layers);
+    en->inv_freq = engine__carve(&c, hp->rope_dim / 2, sizeof *en->inv_freq);
+    c.used = (c.used + 4095) & ~UINT64_C(4095);
+    pl->mem.scratch = c.used - pl->mem.kv;
+    pl->mem.weights = engine__weights_bytes(o->model);
+    pl->mem.total = pl->mem.weights + c.used;
+    pl->mem.n_ctx = pl->n_ctx;
+    pl->mem.kv_tokens = pl->n_pages * ENGINE__PAGE_TOKENS;
+    return !c.overflow && c.used <= SIZE_MAX / 2;
+}
+
+static bool count(const struct engine_opts *o, struct engine__plan *pl) {
+    struct engine nowhere = { 0 };
+    return engine__layout(o, pl, &nowhere, NULL);
+}
+
+static uint32_t pages_for(uint64_t n_tokens) {
+    return (uint32_t)((n_tokens + ENGINE__PAGE_TOKENS - 1) / ENGINE__PAGE_TOKENS);
+}
+
+static int check_opts(const struct engine_opts *o, struct err *e) {
+    const struct model_hparams *hp = model_hparams(o->model);
+    if (o->n_running < 1 || o->n_running > o->n_seqs) {
+        return err_set(e, ST_INVALID, "max-running: expected 1 to %u (sequence slots), found %u", o->n_seqs, o->n_running);
+    }
+    if (o->max_batch_tokens < 1 || o->max_batch_tokens > ENGINE__MAX_BATCH) {
+        return err_set(e, ST_INVALID, "batch-tokens: expected 1 to %d, found %u", ENGINE__MAX_BATCH, o->max_batch_tokens);
+    }
+    if (o->n_ctx > hp->n_ctx_train) {
+        return err_set(e, ST_INVALID, "context: expected at most %u (the model's own), found %u", hp->n_ctx_train, o->n_ctx);
+    }
+    if (o->kv_tokens && o->kv_tokens < o->n_ctx) {
+        return err_set(e, ST_INVALID, "kv-tokens: expected at least one context (%u), found %u; raise it or lower context",
+                       o->n_ctx, o->kv_tokens);
+    }
+    if (o->kv_tokens > INT32_MAX - ENGINE__PAGE_TOKENS) {
+        return err_set(e, ST_INVALID, "kv-tokens: expected at most %d, found %u", INT32_MAX - ENGINE__PAGE_TOKENS, o->kv_tokens);
+    }
+    return ST_OK;
+}
+
+/* As many pages as the ceiling leaves, one smallest context at least. */
+static bool shrink(const struct engine_opts *o, struct engine__plan *pl) {
+    struct engine__kv_shape shape = kv_shape(o, pl);
+    uint64_t per_page = (uint64_t)shape.n_layers * (shape.k_page_bytes + shape.v_page_bytes) + 8; /* 8: refs, free stack */
+    uint64_t drop = (pl->mem.total - o->ram_bytes + 4096) / per_page + 1; /* 4096: alignment of what follows */
+    uint32_t least = pages_for(o->n_ctx ? o->n_ctx : pl->n_ctx < ENGINE__MIN_CTX ? pl->n_ctx : ENGINE__MIN_CTX);
+    pl->n_pages = pl->n_pages > drop && pl->n_pages - drop > least ? (uint32_t)(pl->n_pages - drop) : least;
+    if (pl->n_ctx > pl->n_pages * ENGINE__PAGE_TOKENS) {
+        pl->n_ctx = pl->n_pages * ENGINE__PAGE_TOKENS;
+    }
+    return count(o, pl);
+}
+
+int engine__plan_make(const struct engine_opts *o, struct engine__plan *pl, struct err *e) {
+    *pl = (struct engine__plan){ 0 };
+    int st = check_opts(o, e);
+    if (st) {
+        return st;
+    }
+    const uint64_t most = INT32_MAX - ENGINE__PAGE_TOKENS;
+    pl->n_ctx = o->n_ctx ? o->n_ctx : model_hparams(o->model)->n_ctx_train;
+    uint64_t tokens = o->kv_tokens ? o->kv_tokens : (uint64_t)o->n_running * pl->n_ctx;
+    tokens = tokens > most ? most : tokens;
+    pl->n_ctx = pl->n_ctx > tokens ? (uint32_t)tokens : pl->n_ctx;
+    pl->n_pages = pages_for(tokens);
+    bool fits = count(o, pl);
+    if (fits && o->ram_bytes && pl->mem.total > o->ram_bytes && !o->kv_tokens) {
+        fits = shrink(o, pl);
+    }
+    if (!fits) {
+        return err_set(e, ST_NOMEM, "memory plan does not fit this machine's addresses; lower context, kv-tokens or batch-tokens");
+    }
+    if (o->ram_bytes && pl->mem.total > o->ram_bytes) {
+        return err_set(e, ST_NOMEM,
+                       "%llu bytes of memory are missing: weights %llu + KV %llu (%u tokens, context %u) + scratch %llu, but ram "
+                       "allows %llu; lower context, kv-tokens, max-running or batch-tokens, or raise ram",
+                       (unsigned long long)(pl->mem.total - o->ram_bytes), (unsigned long long)pl->mem.weights,
+                       (unsigned long long)pl->mem.kv, pl->mem.kv_tokens, pl->n_ctx, (unsigned long long)pl->mem.scratch,
+                       (unsigned long long)o->ram_bytes);
+    }
+    return ST_OK;
+}
+
+int engine_plan_memory(const struct engine_opts *o, struct engine_memory *out, struct err *e) {
+    struct engine__plan pl;
+    int st = engine__plan_make(o, &pl, e);
+    *out = pl.mem;
+    return st;
+}

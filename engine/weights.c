@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Binds the model's tensors to the form the layer loop wants: matrices as (type, shape, rows), norms and biases as
+ * float arrays, and which inputs must be quantised. Copies nothing: every pointer is a view into the mapped file, so
+ * the weights live in the page cache. Runs once at open. */
+#include "engine/internal.h"
+
+#include "model/gguf.h"
+
+struct engine__matrix engine__matrix_of(const struct tensor *t) {
+    if (!t) {
+        return (struct engine__matrix){ 0 };
+    }
+    return (struct engine__matrix){
+        .dtype = t->dtype,
+        .n_in = (uint32_t)t->ne[0],
+        .n_out = (uint32_t)t->ne[1],
+        .row_bytes = dtype_row_bytes(dtype_info(t->dtype), t->ne[0]),
+        .w = t->data,
+    };
+}
+
+int engine__weights_floats(const struct tensor *t, const float **out, struct err *e) {
+    *out = t ? t->data : NULL;
+    if (t && t->dtype != DTYPE_F32) {
+        return err_set(e, ST_UNSUPPORTED, "tensor %s: expected type F32, found %s; convert the model with F32 norms and biases",
+                       t->name, dtype_info(t->dtype)->name);
+    }
+    return ST_OK;
+}
+
+static bool wants_q8(const struct tensor *t) {
+    return t && kern_gemm_wants_q8(t->dtype);
+}
+
+static int bind_layer(const struct model_layer *m, struct engine__layer *l, struct err *e) {
+    const struct { const struct tensor *t; const float **out; } floats[] = {
+        { m->attn_norm, &l->attn_norm }, { m->ffn_norm, &l->ffn_norm }, { m->q_norm, &l->q_norm }, { m->k_norm, &l->k_norm },
+        { m->bq, &l->bq },               { m->bk, &l->bk },             { m->bv, &l->bv },         { m->bo, &l->bo },
+    };
+    for (size_t i = 0; i < sizeof floats / sizeof floats[0]; i++) {
+        int st = engine__weights_floats(floats[i].t, floats[i].out, e);
+        if (st) {
+            return st;
+        }
+    }
+    const struct tensor *gate = m->router ? m->gate_exps : m->ffn_gate;
+    const struct tensor *up = m->router ? m->up_exps : m->ffn_up;
+    const struct tensor *down = m->router ? m->down_exps : m->ffn_down;
+    l->wq = engine__matrix_of(m->wq);
+    l->wk = engine__matrix_of(m->wk);
+    l->wv = engine__matrix_of(m->wv);
+    l->wo = engine__matrix_of(m->wo);
+    l->router = engine__matrix_of(m->router);
+    l->gate = engine__matrix_of(gate);
+    l->up = engine__matrix_of(up);
+    l->down = engine__matrix_of(down);
+    l->attn_q8 = wants_q8(m->wq) || wants_q8(m->wk) || wants_q8(m->wv);
+    l->wo_q8 = wants_q8(m->wo);
+    l->ffn_q8 = wants_q8(gate) || wants_q8(up) || wants_q8(m->router);
+    return ST_OK;
+}
+
+int engine__weights_bind(const struct model *m, struct engine__layer *layers, struct err *e) {
+    for (uint32_t i = 0; i < model_hparams(m)->n_layers; i++) {
+        int st = bind_layer(model_layer(m, i), &layers[i], e);
+        if (st) {
+            return st;
+        }
+    }
+    return ST_OK;
+}
+
+uint64_t engine__weights_bytes(const struct model *m) {
+    const struct gguf *g = model_gguf(m);
+    uint64_t sum = 0;
+    for (uint64_t i = 0; i < gguf_n_tensors(g); i++) {
+        sum += gguf_tensor(g, i)->n_bytes; /* each lies inside its file: no overflow */
+    }
+    return sum;
+}
