@@ -1,0 +1,176 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The demo MoE against its dense original, and the dense original against llama.cpp, teacher-forced over the whole
+ * of tests/data/english.txt. The MoE holds the dense FFN cut into experts, so it must predict the same; any wrong,
+ * missing or misplaced expert shows here. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "base/alloc.h"
+#include "base/pool.h"
+#include "engine/engine.h"
+#include "kernels/kernels.h"
+#include "model/model.h"
+#include "model/tokenizer.h"
+#include "tests/unit/test.h"
+
+#define DENSE "models/SmolLM2-135M-Instruct.Q4_1.gguf"
+#define MOE "models/demo-moe.gguf"
+
+enum { CHUNK = 64, WINDOW_MAX = 1024 };
+
+struct peer { int32_t n, window, *ids, *top; };
+
+/* tests/data/english_peer.bin: see tests/fixtures/make_peer.py. */
+static bool peer_load(struct peer *p) {
+    FILE *f = fopen("tests/data/english_peer.bin", "re");
+    if (!f) return false;
+    int32_t head[2];
+    bool ok = fread(head, sizeof head, 1, f) == 1 && head[0] > 0 && head[0] < 100000 && head[1] > 0 && head[1] <= WINDOW_MAX;
+    if (ok) {
+        p->n = head[0];
+        p->window = head[1];
+        p->ids = mem_zalloc((size_t)p->n * 2, sizeof *p->ids);
+        p->top = p->ids + p->n;
+        ok = fread(p->ids, 4, (size_t)p->n * 2, f) == (size_t)p->n * 2;
+    }
+    fclose(f);
+    return ok;
+}
+
+struct side { struct model *model; struct engine *engine; struct pool *pool; float *logits; uint32_t n_vocab; };
+
+static int side_open(struct side *s, const char *path, uint32_t n_ctx, struct err *e) {
+    memset(s, 0, sizeof *s);
+    int st = pool_open(&s->pool, &(struct pool_opts){ .n_threads = pool_default_threads(), .spin_us = 50 }, e);
+    if (!st) st = model_open(&s->model, path, e);
+    if (!st) {
+        struct engine_opts o = { .model = s->model, .pool = s->pool, .kern = kern_cpu_ops(kern_cpu_best()), .n_ctx = n_ctx, .n_seqs = 1,
+                                 .n_running = 1, .max_batch_tokens = CHUNK };
+        st = engine_open(&s->engine, &o, e);
+    }
+    if (!st) {
+        s->n_vocab = model_hparams(s->model)->n_vocab;
+        s->logits = mem_zalloc((size_t)CHUNK * s->n_vocab, sizeof *s->logits);
+        if (!s->logits) st = err_set(e, ST_NOMEM, "logits");
+    }
+    return st;
+}
+
+static void side_close(struct side *s) {
+    mem_free(s->logits);
+    engine_close(s->engine);
+    model_close(s->model);
+    pool_close(s->pool);
+}
+
+static int side_run(struct side *s, const struct peer *p, int32_t at, int32_t n) {
+    uint32_t pos = (uint32_t)(at % p->window);
+    const struct engine_ops *ops = engine_ops();
+    if (pos == 0) ops->kv_free(s->engine, 0);
+    int st = ops->kv_reserve(s->engine, 0, pos + (uint32_t)n);
+    struct batch_item item = { .pos = pos, .n_tokens = (uint32_t)n, .tokens = p->ids + at };
+    return st ? st : engine_logits(s->engine, &item, s->logits);
+}
+
+static int32_t argmax(const float *x, uint32_t n) {
+    uint32_t best = 0;
+    for (uint32_t i = 1; i < n; i++) best = x[i] > x[best] ? i : best;
+    return (int32_t)best;
+}
+
+static double log_sum_exp(const float *x, uint32_t n, float max) {
+    double sum = 0;
+    for (uint32_t i = 0; i < n; i++) sum += exp((double)x[i] - max);
+    return log(sum) + max;
+}
+
+/* KL(a || b) of the two softmax distributions, in nats. */
+static double divergence(const float *a, const float *b, uint32_t n) {
+    double la = log_sum_exp(a, n, a[argmax(a, n)]), lb = log_sum_exp(b, n, b[argmax(b, n)]), kl = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        double log_a = a[i] - la;
+        if (log_a > -40) kl += exp(log_a) * (log_a - (b[i] - lb));
+    }
+    return kl;
+}
+
+struct totals { int moe_equal, peer_equal; double kl, nll; };
+
+static void compare_rows(const struct side *dense, const struct side *moe, const struct peer *p, int32_t at, int32_t n,
+                         struct totals *t) {
+    uint32_t v = dense->n_vocab;
+    for (int32_t i = 0; i < n; i++) {
+        const float *d = dense->logits + (size_t)i * v, *m = moe->logits + (size_t)i * v;
+        int32_t top = argmax(d, v);
+        t->moe_equal += top == argmax(m, v);
+        t->peer_equal += top == p->top[at + i];
+        t->kl += divergence(d, m, v);
+        bool has_next = at + i + 1 < p->n && (at + i + 1) % p->window;
+        if (has_next) t->nll += log_sum_exp(d, v, d[top]) - d[p->ids[at + i + 1]];
+    }
+}
+
+TEST(moe_equals_dense_and_dense_equals_peer) {
+    struct peer p = { 0 };
+    CHECK(peer_load(&p));
+    struct side dense, moe;
+    struct err e = { 0 };
+    CHECKF(side_open(&dense, DENSE, (uint32_t)p.window, &e) == 0, "%s", e.text);
+    CHECKF(side_open(&moe, MOE, (uint32_t)p.window, &e) == 0, "%s", e.text);
+    CHECK(dense.n_vocab == moe.n_vocab);
+    struct totals t = { 0 };
+    for (int32_t at = 0; at < p.n;) {
+        int32_t n = p.window - at % p.window;
+        if (n > CHUNK) n = CHUNK;
+        if (n > p.n - at) n = p.n - at;
+        CHECK(side_run(&dense, &p, at, n) == 0 && side_run(&moe, &p, at, n) == 0);
+        compare_rows(&dense, &moe, &p, at, n, &t);
+        at += n;
+    }
+    printf("# %d tokens: MoE vs dense top-1 %.2f %%, mean KL %.2e; dense vs llama.cpp top-1 %.2f %%; perplexity %.2f\n", p.n,
+           100.0 * t.moe_equal / p.n, t.kl / p.n, 100.0 * t.peer_equal / p.n, exp(t.nll / p.n));
+    CHECK(p.n >= 2000);
+    CHECK(t.moe_equal >= 0.995 * p.n);
+    CHECK(t.kl / p.n <= 1e-3);
+    CHECK(t.peer_equal >= 0.985 * p.n);
+    side_close(&dense);
+    side_close(&moe);
+    mem_free(p.ids);
+}
+
+TEST(text_has_the_ids_of_the_peer) {
+    struct peer p = { 0 };
+    struct model *m;
+    struct tokenizer *tok;
+    struct err e = { 0 };
+    CHECK(peer_load(&p));
+    CHECKF(model_open(&m, DENSE, &e) == 0, "%s", e.text);
+    CHECKF(tokenizer_open(&tok, model_gguf(m), &e) == 0, "%s", e.text);
+    static char text[1 << 16];
+    FILE *f = fopen("tests/data/english.txt", "re");
+    CHECK(f != NULL);
+    size_t len = fread(text, 1, sizeof text, f);
+    fclose(f);
+    size_t cap = tokenizer_max_ids(tok, len);
+    int32_t *ids = mem_alloc(cap * sizeof *ids);
+    int64_t n = tokenizer_encode(tok, text, len, 0, ids, cap);
+    CHECKF(n == p.n, "%d ids, expected %d", (int)n, p.n);
+    CHECK(memcmp(ids, p.ids, (size_t)n * sizeof *ids) == 0);
+    mem_free(ids);
+    tokenizer_close(tok);
+    model_close(m);
+    mem_free(p.ids);
+}
+
+int main(void) {
+    FILE *f = fopen(MOE, "re");
+    if (!f) {
+        printf("SKIP engine_demo: %s is not here; run make test, or tools/make_demo.py\n", MOE);
+        return 0;
+    }
+    fclose(f);
+    RUN(text_has_the_ids_of_the_peer);
+    RUN(moe_equals_dense_and_dense_equals_peer);
+    return test_failed_;
+}
