@@ -44,7 +44,8 @@ struct sched_stats {             /* a snapshot; any thread */
     uint64_t n_submitted, n_finished_stop, n_finished_length, n_cancelled, n_failed, n_preempted;
     uint64_t prompt_tokens, cached_tokens, output_tokens; /* done so far   */
     uint64_t n_steps, step_ns;                            /* engine time   */
-    uint32_t n_running, n_queued, n_cached_seqs;
+    uint64_t n_ring_waits;                                /* times E found the event ring full: L polls too late */
+    uint32_t n_running, n_queued /* preempted included */, n_cached_seqs;
     uint32_t last_batch_tokens;
     bool engine_failed;          /* the engine returned an error: every request fails from now on */
     struct engine_stats engine;

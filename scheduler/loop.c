@@ -1,0 +1,263 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The engine thread E: take what L sent, give out KV, form a batch, run the engine, report, once per step. It never
+ * waits for L, with one exception: when L has not polled for hundreds of tokens per sequence and the event ring is full.
+ * Even then every EVENT_DONE has its place (L never has more than max_live requests out), so ending, cancelling and
+ * sched_quiesce never wait for a poll. E allocates nothing; the ends of requests free. */
+#include "scheduler/internal.h"
+
+#include <assert.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/status.h"
+
+static const uint64_t RING_WAIT_NS = 1000000;
+
+static bool failed(const struct sched *s)
+{
+    return atomic_load_explicit(&s->failed, memory_order_relaxed);
+}
+
+static void notify(struct sched *s)
+{
+    if (s->event_pushed && s->o.notify)
+        s->o.notify(s->o.notify_ctx);
+    s->event_pushed = false;
+}
+
+/* The last max_live places are for EVENT_DONE. */
+static bool ring_full(const struct sched *s)
+{
+    return s->events.cap - spsc_used(&s->events) <= s->max_live;
+}
+
+/* Any event but the last of q. False: there was no room and q was cancelled meanwhile, so the event is dropped. */
+static bool emit(struct sched *s, const struct seq *q, struct event *ev)
+{
+    bool woken = false;
+
+    ev->request = q->request;
+    if (ring_full(s))
+        metrics__add(&s->m.n_ring_waits, 1);
+    while (ring_full(s)) {
+        if (seq__cancelled(q) || atomic_load_explicit(&s->cancel_all, memory_order_relaxed))
+            break;
+        notify(s);
+        woken |= park_wait(&s->wake, RING_WAIT_NS);
+    }
+    if (woken) /* it was meant for the loop: put it back */
+        park_wake(&s->wake);
+    if (ring_full(s))
+        return false;
+    s->event_pushed |= spsc_push(&s->events, ev);
+    return true;
+}
+
+static void push_done(struct sched *s, struct seq *q, enum finish_reason why, int status)
+{
+    struct event ev = {.request = q->request, .type = EVENT_DONE, .finish = (uint8_t)why, .status = (int16_t)status};
+    bool pushed;
+
+    metrics__done(&s->m, why);
+    q->request = NULL; /* L frees it as soon as it sees the event */
+    pushed = spsc_push(&s->events, &ev);
+    assert(pushed);
+    s->event_pushed |= pushed;
+}
+
+static void end_active(struct sched *s, struct seq *q, enum finish_reason why, int status)
+{
+    push_done(s, q, why, status);
+    slots__retire(s, q);
+}
+
+static void take_submits(struct sched *s)
+{
+    struct request *r;
+
+    while (spsc_pop(&s->submits, &r)) {
+        queue__push(&s->queue, r->seq);
+        metrics__add(&s->m.n_taken, 1);
+    }
+}
+
+static bool pick_all(void *ctx, const struct seq *q)
+{
+    (void)ctx;
+    (void)q;
+    return true;
+}
+
+static bool pick_cancelled(void *ctx, const struct seq *q)
+{
+    (void)ctx;
+    return seq__cancelled(q);
+}
+
+/* Ends the picked ones, wherever they are. */
+static void end_picked(struct sched *s, bool (*pick)(void *, const struct seq *), enum finish_reason why, int status)
+{
+    struct seq *q = queue__extract(&s->queue, pick, NULL), *next;
+
+    for (; q; q = next) {
+        next = q->next;
+        push_done(s, q, why, status);
+        seq__free(q);
+    }
+    for (uint32_t i = s->n_active; i-- > 0;)
+        if (pick(NULL, s->active[i]))
+            end_active(s, s->active[i], why, status);
+}
+
+static void take_cancels(struct sched *s, bool all)
+{
+    uint64_t n = atomic_load_explicit(&s->n_cancels, memory_order_acquire);
+
+    if (all)
+        end_picked(s, pick_all, FINISH_CANCELLED, ST_OK);
+    else if (n != s->n_cancels_seen)
+        end_picked(s, pick_cancelled, FINISH_CANCELLED, ST_OK);
+    s->n_cancels_seen = n;
+}
+
+/* Returns the number of items; s->item_seqs names the sequence of each. */
+static uint32_t form_batch(struct sched *s, struct batch *b)
+{
+    uint32_t n_items = 0;
+
+    slots__admit(s);
+    slots__grow(s);
+    for (uint32_t i = 0; i < s->n_running && !failed(s); i++) {
+        const struct seq *q = s->active[i];
+        bool ready = slots__ready(s, i);
+        uint32_t n_pending = q->n_tokens - q->n_computed;
+
+        s->wants[i] = (struct batch_want){
+            .n_pending = ready ? n_pending : 0,
+            .decode = ready && n_pending == 1 && q->started,
+            .last_step = q->last_step,
+        };
+    }
+    if (failed(s))
+        return 0;
+    *b = (struct batch){.items = s->items};
+    b->n_tokens = batcher__plan(s->wants, s->n_running, s->o.batch_tokens, s->turn);
+    for (uint32_t i = 0; i < s->n_running; i++) {
+        if (s->wants[i].n_take == 0)
+            continue;
+        seq__item(s->active[i], s->wants[i].n_take, &s->items[n_items]);
+        s->item_seqs[n_items++] = s->active[i];
+    }
+    b->n_items = n_items;
+    return n_items;
+}
+
+static bool report_started(struct sched *s, struct seq *q)
+{
+    struct event ev = {.type = EVENT_STARTED, .cached = q->n_reused};
+
+    q->started = true;
+    metrics__add(&s->m.prompt_tokens, q->n_prompt);
+    metrics__add(&s->m.cached_tokens, q->n_reused);
+    return emit(s, q, &ev);
+}
+
+static bool report_token(struct sched *s, struct seq *q)
+{
+    struct event ev = {.type = EVENT_TOKEN, .token = q->tokens[q->n_tokens - 1], .index = seq__n_output(q) - 1};
+
+    metrics__add(&s->m.output_tokens, 1);
+    return emit(s, q, &ev);
+}
+
+/* What the step did for one sequence. Returns why q ends now, or FINISH_NONE. */
+static enum finish_reason advance(struct sched *s, struct seq *q, uint32_t n_computed, const struct kern_sampled *drawn)
+{
+    enum finish_reason why;
+
+    q->n_computed += n_computed;
+    q->last_step = s->turn;
+    prefix__publish(&s->index, q);
+    if (seq__cancelled(q))
+        return FINISH_CANCELLED;
+    if (q->n_computed < q->n_tokens)
+        return FINISH_NONE;
+    if (!q->started && !report_started(s, q))
+        return FINISH_CANCELLED;
+    if (q->request->max_tokens == 0)
+        return FINISH_LENGTH;
+    why = seq__append(q, drawn);
+    return report_token(s, q) ? why : FINISH_CANCELLED;
+}
+
+static void run_step(struct sched *s, const struct batch *b)
+{
+    struct step_out out = {.sampled = s->sampled};
+    uint64_t start_ns = clock_mono_ns();
+    int status = s->o.ops->step(s->o.engine, b, &out);
+
+    metrics__step(&s->m, clock_mono_ns() - start_ns, b->n_tokens);
+    s->turn++;
+    if (status != ST_OK) {
+        log_error("scheduler", "the engine failed (%s): every request ends with an error from now on", status_name(status));
+        atomic_store_explicit(&s->failed, true, memory_order_relaxed);
+        return;
+    }
+    for (uint32_t i = 0; i < b->n_items; i++) {
+        struct seq *q = s->item_seqs[i];
+        enum finish_reason why = advance(s, q, b->items[i].n_tokens, &s->sampled[i]);
+
+        if (why != FINISH_NONE)
+            end_active(s, q, why, ST_OK);
+    }
+}
+
+static void publish_counts(struct sched *s)
+{
+    struct metrics *m = &s->m;
+
+    atomic_store_explicit(&m->n_running, s->n_running, memory_order_relaxed);
+    atomic_store_explicit(&m->n_queued, s->queue.n + s->n_active - s->n_running, memory_order_relaxed);
+    atomic_store_explicit(&m->n_cached_seqs, s->n_cached, memory_order_relaxed);
+}
+
+/* Nothing to compute: tell L, and sleep until it sends something. */
+static void rest(struct sched *s, bool quiescing)
+{
+    notify(s);
+    if (quiescing && !atomic_load_explicit(&s->quiesced, memory_order_relaxed)) {
+        atomic_store_explicit(&s->quiesced, true, memory_order_release);
+        park_wake(&s->quiet);
+    }
+    park_wait(&s->wake, UINT64_MAX);
+}
+
+void *loop__main(void *arg)
+{
+    struct sched *s = arg;
+    struct batch b;
+
+    while (!atomic_load_explicit(&s->stop, memory_order_acquire)) {
+        /* read before the ring: after cancel_all nothing is submitted, so all of it is seen below */
+        bool all = atomic_load_explicit(&s->cancel_all, memory_order_acquire);
+        uint32_t n_items;
+
+        take_submits(s);
+        take_cancels(s, all);
+        n_items = failed(s) ? 0 : form_batch(s, &b);
+        if (n_items > 0)
+            run_step(s, &b);
+        else if (s->n_active + s->queue.n > 0) /* the slots or the engine failed; nothing else stops the work */
+            atomic_store_explicit(&s->failed, true, memory_order_relaxed);
+        if (failed(s))
+            end_picked(s, pick_all, FINISH_ERROR, ST_INTERNAL);
+        publish_counts(s);
+        if (s->n_active + s->queue.n > 0)
+            notify(s);
+        else
+            rest(s, all);
+    }
+    slots__clear(s);
+    return NULL;
+}
