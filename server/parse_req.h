@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The body of POST /v1/completions, checked and turned into what the scheduler needs. Pure: reads the environment,
+ * writes into the caller's arena, so it runs on a libuv worker (bodies from PARSE_INLINE_BYTES on) or on L.
+ *
+ * The rules, where the OpenAI documents and the peers leave a choice:
+ * - null is absent, unknown fields are ignored, a wrong type or range is 400 naming the field. A field this server
+ *   reads that is given twice is 400. Bool is never a number; 5.0 is an integer.
+ * - model: missing or "" is the served one; any other name than the served id or the alias is 404.
+ * - prompt: string, [string], [id] or [[id]], never mixed. Strings may contain special tokens ("<|im_start|>") and
+ *   get BOS as the vocabulary says: this endpoint takes whole prompts. Id lists are taken as they are. "" becomes
+ *   [BOS], or is 400 without one.
+ * - max_tokens: default 16, cut to what fits; 0 evaluates the prompt only; max_completion_tokens is an alias, both
+ *   with different values are 400. Prompt + max_tokens beyond the context is 400 context_length_exceeded.
+ * - temperature [0, 2], default 1. top_p [0, 1], 0 meaning the best token only. top_k -1 or 0 = off.
+ *   repetition_penalty (0, 10], also as repeat_penalty. frequency_ and presence_penalty [-2, 2].
+ * - seed: any int64. Choice j of each prompt samples with seed + j; without a seed all choices get random ones.
+ * - stop: up to 16 strings of 1 to 1024 bytes. stop_token_ids: up to 64; they are obeyed under ignore_eos too.
+ * - logit_bias: up to 1024 ids to [-100, 100]; -100 bans. logprobs 0..20. best_of must equal n.
+ * - suffix other than "" is 400. stream_options needs stream. cache_prompt: false keeps the prompt out of the prefix
+ *   cache. */
+#ifndef MOED_SERVER_PARSE_REQ_H
+#define MOED_SERVER_PARSE_REQ_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/arena.h"
+#include "kernels/sample.h"
+#include "server/detok.h"
+
+struct tokenizer;
+
+enum {
+    PARSE_INLINE_BYTES = 16 * 1024,  /* smaller bodies are parsed on L: tens of microseconds               */
+    PARSE_MAX_DEPTH = 64,
+    PARSE_MAX_NODES = 512 * 1024,    /* cJSON takes 80 bytes each: 40 MiB for the length of a parse         */
+    PARSE_MAX_STOP_IDS = 64,
+    PARSE_MAX_BIAS = 1024,
+    PARSE_DEFAULT_MAX_TOKENS = 16,
+};
+
+/* What a request is checked against; fixed at start. */
+struct parse_env {
+    const struct tokenizer *tokenizer;
+    const char *model_name, *model_alias;  /* alias "" or NULL = none                                       */
+    uint32_t n_ctx;                        /* tokens of one sequence                                        */
+    uint32_t max_n, max_prompts, max_choices; /* max_choices bounds n * prompts                            */
+    uint32_t max_piece_bytes;              /* longest vocabulary entry; 0 = unknown                         */
+    const int32_t *eog;                    /* [n_eog] ids that end a generation                             */
+    uint32_t n_eog;
+};
+
+struct gen_prompt {
+    const char *text;                      /* NULL when given as ids, or when nobody will look (no echo)    */
+    size_t n_bytes;
+    const int32_t *ids;                    /* [n_ids], n_ids >= 1                                           */
+    uint32_t n_ids;
+};
+
+struct gen_params {                        /* pointers: the arena's                                         */
+    struct gen_prompt *prompts;            /* [n_prompts]                                                   */
+    uint32_t n_prompts, n;
+    uint32_t max_tokens, min_tokens;       /* max_tokens is cut per prompt when it was not given            */
+    bool max_tokens_given;
+    struct kern_sample sample;             /* seed included; n_top_logprobs is -1 or `logprobs`             */
+    bool seed_given;
+    struct detok_stop *stops;              /* [n_stops]                                                     */
+    uint32_t n_stops;
+    const int32_t *stop_ids;               /* [n_stop_ids] what ends a sequence, eog included unless ignored */
+    uint32_t n_stop_ids;
+    bool ignore_eos;                       /* only when nothing but eog would end a sequence                */
+    bool echo, stream, include_usage, continuous_usage, no_prefix_cache;
+};
+
+struct parse_error {
+    int status;                            /* HTTP                                                          */
+    const char *code;                      /* static; NULL = none                                           */
+    char param[64];                        /* "" = none                                                     */
+    char message[512];
+};
+
+/* 0, or a status with *e filled. `out` is meaningful on 0 only and lives as long as `a`. */
+int parse_completion(const struct parse_env *env, const char *body, size_t n_bytes, struct arena *a,
+                     struct gen_params *out, struct parse_error *e);
+
+/* Tokens that max_tokens allows behind this prompt. */
+uint32_t parse_room(const struct parse_env *env, const struct gen_params *p, const struct gen_prompt *prompt);
+
+#endif
