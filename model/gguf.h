@@ -26,7 +26,8 @@ struct gguf_str { const char *s; size_t len; }; /* view; not NUL-terminated */
 int gguf_open(struct gguf **out, const char *path, struct err *e); /* returns owned, free with gguf_close */
 void gguf_close(struct gguf *g);
 
-/* Parse from memory, for fuzzing and tests; `bytes` is borrowed until gguf_close. Single file only. */
+/* Parse from memory, for fuzzing and tests; `bytes` is borrowed until gguf_close. Single file only. Tensor data is
+ * as aligned as `bytes` is. */
 int gguf_open_memory(struct gguf **out, const void *bytes, size_t n_bytes, struct err *e);
 
 uint32_t gguf_version(const struct gguf *g);
@@ -35,7 +36,8 @@ const char *gguf_file_path(const struct gguf *g, uint32_t file);
 uint64_t gguf_total_bytes(const struct gguf *g); /* all split files */
 
 /* Key lookups. gguf_find returns an index or -1. The typed getters return 0, ST_NOT_FOUND, or ST_INVALID with
- * *e filled when the key has another type or the value does not fit; integer getters accept every integer type. */
+ * *e filled when the key has another type or the value does not fit; the integer getter accepts every integer type
+ * but not bool, the float getter f32 and f64, finite only. *e is filled for ST_NOT_FOUND too. */
 int gguf_n_keys(const struct gguf *g);
 int gguf_find(const struct gguf *g, const char *key);
 const char *gguf_key(const struct gguf *g, int i);             /* NUL-terminated view */
@@ -45,12 +47,15 @@ int gguf_get_f32(const struct gguf *g, const char *key, float *out, struct err *
 int gguf_get_bool(const struct gguf *g, const char *key, bool *out, struct err *e);
 int gguf_get_str(const struct gguf *g, const char *key, struct gguf_str *out, struct err *e);
 
-/* Arrays. A scalar integer key reads as an array of length 1 through the u32 getter (some keys are either). */
+/* Arrays. A scalar integer or bool reads as an array of length 1 (some keys are either). key_index must be one that
+ * gguf_find gave; an i out of range or another element type gives "", ST_INVALID or 0. */
 int gguf_get_array(const struct gguf *g, const char *key, enum gguf_type *elem_type, uint64_t *n, struct err *e);
 struct gguf_str gguf_array_str(const struct gguf *g, int key_index, uint64_t i); /* GGUF_STRING arrays; O(1) */
-int gguf_array_i64(const struct gguf *g, int key_index, uint64_t i, int64_t *out); /* integer/bool arrays */
+int gguf_array_i64(const struct gguf *g, int key_index, uint64_t i, int64_t *out); /* integer and bool arrays */
 float gguf_array_f32(const struct gguf *g, int key_index, uint64_t i);             /* F32 arrays          */
 
+/* Every tensor's data lies inside its file and its rows are whole blocks. A tensor may have a dtype that dtype_info
+ * refuses: opening succeeds so that the file can be inspected; model_open refuses such a model. */
 uint64_t gguf_n_tensors(const struct gguf *g);
 const struct tensor *gguf_tensor(const struct gguf *g, uint64_t i);
 const struct tensor *gguf_find_tensor(const struct gguf *g, const char *name); /* NULL when absent; hashed */
