@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Matrix product for AVX2 with FMA and F16C: 8 weight rows in the lanes of a vector, bytes multiplied by
+ * vpmaddubsw. That instruction saturates at 16 bits, so the kinds differ in how many of its results (each at most
+ * 2 * code * 127) may be added before widening: 4 for codes <= 31, 2 for codes <= 63; signed bytes go through
+ * |code| * (x with code's sign), at most 2 * 128 * 127 < 2^15. Float weights: 16 accumulators along the row. */
+#include <immintrin.h>
+
+#include "kernels/internal.h"
+
+#define VEC_FN KERN_INLINE
+#define CODE_BYTE_BIAS 0 /* signed bytes stay signed */
+
+enum { ROWS = 8, TILE = 4 };
+typedef __m256i vec;
+typedef __m256 vecf;
+
+VEC_FN vec v_load4(const uint8_t *const rows[ROWS], size_t off, int i) {
+    __m256i v = _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(rows[i] + off)));
+    return _mm256_inserti128_si256(v, _mm_loadu_si128((const __m128i *)(rows[4 + i] + off)), 1);
+}
+VEC_FN vec v_load(const void *p) { return _mm256_loadu_si256(p); }
+VEC_FN vec v_dup128(const void *p) { return _mm256_broadcastsi128_si256(_mm_loadu_si128(p)); }
+VEC_FN vec v_set1_8(char c) { return _mm256_set1_epi8(c); }
+VEC_FN vec v_set1_32(int c) { return _mm256_set1_epi32(c); }
+VEC_FN vec v_and(vec a, vec b) { return _mm256_and_si256(a, b); }
+VEC_FN vec v_or(vec a, vec b) { return _mm256_or_si256(a, b); }
+VEC_FN vec v_xor(vec a, vec b) { return _mm256_xor_si256(a, b); }
+VEC_FN vec v_add32(vec a, vec b) { return _mm256_add_epi32(a, b); }
+VEC_FN vec v_mul32(vec a, vec b) { return _mm256_mullo_epi32(a, b); }
+VEC_FN vec v_mul16(vec a, vec b) { return _mm256_mullo_epi16(a, b); }
+VEC_FN vec v_srl16(vec a, int n) { return _mm256_srli_epi16(a, n); }
+VEC_FN vec v_sll16(vec a, int n) { return _mm256_slli_epi16(a, n); }
+VEC_FN vec v_srl32(vec a, int n) { return _mm256_srli_epi32(a, n); }
+VEC_FN vec v_sll32(vec a, int n) { return _mm256_slli_epi32(a, n); }
+VEC_FN vec v_sra32(vec a, int n) { return _mm256_srai_epi32(a, n); }
+VEC_FN vec v_unpacklo32(vec a, vec b) { return _mm256_unpacklo_epi32(a, b); }
+VEC_FN vec v_unpackhi32(vec a, vec b) { return _mm256_unpackhi_epi32(a, b); }
+VEC_FN vec v_unpacklo64(vec a, vec b) { return _mm256_unpacklo_epi64(a, b); }
+VEC_FN vec v_unpackhi64(vec a, vec b) { return _mm256_unpackhi_epi64(a, b); }
+VEC_FN vec v_table(vec table, vec index) { return _mm256_shuffle_epi8(table, index); }
+VEC_FN vecf v_to_float(vec a) { return _mm256_cvtepi32_ps(a); }
+VEC_FN vecf v_halfs_at(const uint16_t *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
+VEC_FN vecf v_halfs(vec a) {
+    __m256i low = _mm256_and_si256(a, _mm256_set1_epi32(0xffff));
+    low = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, low), 0x08);
+    return _mm256_cvtph_ps(_mm256_castsi256_si128(low));
+}
+VEC_FN vecf vf_mul(vecf a, vecf b) { return _mm256_mul_ps(a, b); }
+VEC_FN vecf vf_negate(vecf a) { return _mm256_xor_ps(a, _mm256_set1_ps(-0.0f)); }
+
+#include "kernels/cpu/gemm_panel.h"
+
+VEC_FN __m256i broadcast4(const void *p) {
+    int32_t v;
+    memcpy(&v, p, 4);
+    return _mm256_set1_epi32(v);
+}
+
+/* Dot of four bytes per lane with q, words 0..3 of c, still as pairs in 16 bits where the kind's codes allow. */
+VEC_FN __m256i half_dot(enum kind kind, const __m256i c[4], const int8_t q[16]) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    __m256i p[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        __m256i x = broadcast4(q + 4 * i);
+        p[i] = kind == KIND_BYTE ? _mm256_maddubs_epi16(_mm256_abs_epi8(c[i]), _mm256_sign_epi8(x, c[i]))
+                                 : _mm256_maddubs_epi16(c[i], x);
+    }
+    if (kind == KIND_BYTE) {
+        __m256i a = _mm256_add_epi32(_mm256_madd_epi16(p[0], ones), _mm256_madd_epi16(p[1], ones));
+        return _mm256_add_epi32(a, _mm256_add_epi32(_mm256_madd_epi16(p[2], ones), _mm256_madd_epi16(p[3], ones)));
+    }
+    __m256i a = _mm256_add_epi16(p[0], p[1]), b = _mm256_add_epi16(p[2], p[3]);
+    if (kind == KIND_SIX)
+        return _mm256_add_epi32(_mm256_madd_epi16(a, ones), _mm256_madd_epi16(b, ones));
+    return _mm256_madd_epi16(_mm256_add_epi16(a, b), ones);
+}
+
+/* Block dot of 8 rows with one token, in units of the activation's d. */
+VEC_FN __m256 block_dot(enum kind kind, const struct panel_block *w, const struct kern_q8 *x, __m256i bias) {
+    __m256i lo = half_dot(kind, w->code, x->q), hi = half_dot(kind, w->code + 4, x->q + 16), sum = broadcast4(x->sum);
+    if (kind == KIND_SIX) {
+        lo = _mm256_mullo_epi32(lo, w->sc[0]);
+        hi = _mm256_mullo_epi32(hi, w->sc[1]);
+        lo = _mm256_add_epi32(lo, _mm256_madd_epi16(w->sc_bias, sum));
+    }
+    if (kind == KIND_BIAS)
+        lo = _mm256_add_epi32(lo, _mm256_madd_epi16(bias, sum));
+    __m256 dot = _mm256_cvtepi32_ps(_mm256_add_epi32(lo, hi));
+    if (kind != KIND_MIN)
+        return _mm256_mul_ps(dot, w->d);
+    __m256i total = _mm256_madd_epi16(_mm256_set1_epi16(1), sum);
+    return _mm256_fmadd_ps(dot, w->d, _mm256_mul_ps(w->m, _mm256_cvtepi32_ps(total)));
+}
+
+VEC_FN void tile_n(enum kind kind, const int n, const struct tile *t) {
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    __m256i mask = _mm256_cmpgt_epi32(_mm256_set1_epi32((int)t->n_rows), lane);
+    __m256i bias = _mm256_set1_epi16((short)-t->bias);
+    __m256 acc[TILE];
+#pragma GCC unroll 4
+    for (int i = 0; i < n; i++)
+        acc[i] = t->first ? _mm256_setzero_ps() : _mm256_maskload_ps(t->y[i], mask);
+    for (unsigned b = 0; b < t->n_blocks; b++) {
+        const struct panel_block *w = &t->panel->b[b];
+#pragma GCC unroll 4
+        for (int i = 0; i < n; i++) {
+            const struct kern_q8 *x = t->x[i] + b;
+            acc[i] = _mm256_fmadd_ps(block_dot(kind, w, x, bias), _mm256_set1_ps(x->d), acc[i]);
+        }
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < n; i++)
+        _mm256_maskstore_ps(t->y[i], mask, acc[i]);
+}
+
+#define TILE_KIND(name, kind)                                                                                    \
+    static void tile_##name(uint32_t n, const struct tile *t) {                                                 \
+        switch (n) {                                                                                             \
+        case 1: tile_n(kind, 1, t); break;                                                                       \
+        case 2: tile_n(kind, 2, t); break;                                                                       \
+        case 3: tile_n(kind, 3, t); break;                                                                       \
+        default: tile_n(kind, 4, t); break;                                                                      \
+        }                                                                                                        \
+    }
+TILE_KIND(bias, KIND_BIAS)
+TILE_KIND(min, KIND_MIN)
+TILE_KIND(six, KIND_SIX)
+TILE_KIND(byte, KIND_BYTE)
+
+static void tile_run(enum kind kind, uint32_t n, const struct tile *t) {
+    switch (kind) {
+    case KIND_BIAS: tile_bias(n, t); break;
+    case KIND_MIN: tile_min(n, t); break;
+    case KIND_SIX: tile_six(n, t); break;
+    case KIND_BYTE: tile_byte(n, t); break;
+    }
+}
+
+enum { FLOAT_ROWS = 2, FLOAT_TOKENS = 2 };
+
+/* 16 lanes: l 0..7 and l 8..15. */
+struct lanes {
+    __m256 lo, hi;
+};
+
+VEC_FN __m256 load_weights8(enum dtype dtype, const uint8_t *w) {
+    if (dtype == DTYPE_F32)
+        return _mm256_loadu_ps((const float *)w);
+    __m128i h = _mm_loadu_si128((const __m128i *)w);
+    if (dtype == DTYPE_F16)
+        return _mm256_cvtph_ps(h);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
+}
+
+VEC_FN struct lanes fma_lanes(struct lanes a, struct lanes w, struct lanes x) {
+    return (struct lanes){ _mm256_fmadd_ps(w.lo, x.lo, a.lo), _mm256_fmadd_ps(w.hi, x.hi, a.hi) };
+}
+
+/* Adds halves: l + 8, l + 4, l + 2, l + 1. */
+VEC_FN float add_lanes(struct lanes v) {
+    __m256 a = _mm256_add_ps(v.lo, v.hi);
+    __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    b = _mm_add_ps(b, _mm_movehl_ps(b, b));
+    return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
+}
+
+struct float_tile {
+    uint32_t n_in;
+    const uint8_t *w[FLOAT_ROWS];
+    const float *x[FLOAT_TOKENS];
+    float *y[FLOAT_TOKENS]; /* at the first row */
+};
+
+/* Weights k .. k+15 of row w, or the last n % 16 and zeros. */
+VEC_FN struct lanes load_weights(enum dtype dtype, const uint8_t *w, uint32_t k, uint32_t n_in) {
+    const size_t size = dtype == DTYPE_F32 ? 4 : 2;
+    uint8_t tail[64] = { 0 };
+    w += k * size;
+    if (n_in - k < 16)
+        w = memcpy(tail, w, (n_in - k) * size);
+    return (struct lanes){ load_weights8(dtype, w), load_weights8(dtype, w + 8 * size) };
+}
+
+VEC_FN void float_tile_n(enum dtype dtype, const int n_rows, const int n, const struct float_tile *t) {
+    struct lanes acc[FLOAT_TOKENS][FLOAT_ROWS], w[FLOAT_ROWS];
+#pragma GCC unroll 2
+    for (int i = 0; i < n; i++)
+#pragma GCC unroll 2
+        for (int r = 0; r < n_rows; r++)
+            acc[i][r] = (struct lanes){ _mm256_setzero_ps(), _mm256_setzero_ps() };
+    for (uint32_t k = 0; k < t->n_in; k += 16) {
+#pragma GCC unroll 2
+        for (int r = 0; r < n_rows; r++)
+            w[r] = load_weights(dtype, t->w[r], k, t->n_in);
+#pragma GCC unroll 2
+        for (int i = 0; i < n; i++) {
+            struct lanes x = load_weights(DTYPE_F32, (const uint8_t *)t->x[i], k, t->n_in);
+#pragma GCC unroll 2
+            for (int r = 0; r < n_rows; r++)
+                acc[i][r] = fma_lanes(acc[i][r], w[r], x);
+        }
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < n; i++)
+#pragma GCC unroll 2
+        for (int r = 0; r < n_rows; r++)
+            t->y[i][r] = add_lanes(acc[i][r]);
+}
+
+#include "kernels/cpu/gemm_float.h"
+
+void kern__gemm_avx2(const struct kern_gemm *d, uint32_t row0, uint32_t row1) {
+    switch (d->dtype) {
+    case DTYPE_F32: gemm_float(d, DTYPE_F32, row0, row1); break;
+    case DTYPE_F16: gemm_float(d, DTYPE_F16, row0, row1); break;
+    case DTYPE_BF16: gemm_float(d, DTYPE_BF16, row0, row1); break;
+    default: gemm_quant(d, row0, row1); break;
+    }
+}

@@ -1,0 +1,192 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Matrix product for AVX-512 with VNNI: 16 weight rows in the lanes of a vector, unsigned codes times signed
+ * activations four at a time (vpdpbusd), exact in int32. Float weights: 16 accumulators along the row. */
+#include <immintrin.h>
+
+#include "kernels/internal.h"
+
+#define VEC_FN KERN_INLINE
+#define CODE_BYTE_BIAS 128 /* vpdpbusd wants unsigned codes */
+
+enum { ROWS = 16, TILE = 8 };
+typedef __m512i vec;
+typedef __m512 vecf;
+
+VEC_FN vec v_load4(const uint8_t *const rows[ROWS], size_t off, int i) {
+    __m512i v = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)(rows[i] + off)));
+    v = _mm512_inserti32x4(v, _mm_loadu_si128((const __m128i *)(rows[4 + i] + off)), 1);
+    v = _mm512_inserti32x4(v, _mm_loadu_si128((const __m128i *)(rows[8 + i] + off)), 2);
+    return _mm512_inserti32x4(v, _mm_loadu_si128((const __m128i *)(rows[12 + i] + off)), 3);
+}
+VEC_FN vec v_load(const void *p) { return _mm512_loadu_si512(p); }
+VEC_FN vec v_dup128(const void *p) { return _mm512_broadcast_i32x4(_mm_loadu_si128(p)); }
+VEC_FN vec v_set1_8(char c) { return _mm512_set1_epi8(c); }
+VEC_FN vec v_set1_32(int c) { return _mm512_set1_epi32(c); }
+VEC_FN vec v_and(vec a, vec b) { return _mm512_and_si512(a, b); }
+VEC_FN vec v_or(vec a, vec b) { return _mm512_or_si512(a, b); }
+VEC_FN vec v_xor(vec a, vec b) { return _mm512_xor_si512(a, b); }
+VEC_FN vec v_add32(vec a, vec b) { return _mm512_add_epi32(a, b); }
+VEC_FN vec v_mul32(vec a, vec b) { return _mm512_mullo_epi32(a, b); }
+VEC_FN vec v_mul16(vec a, vec b) { return _mm512_mullo_epi16(a, b); }
+VEC_FN vec v_srl16(vec a, int n) { return _mm512_srli_epi16(a, (unsigned)n); }
+VEC_FN vec v_sll16(vec a, int n) { return _mm512_slli_epi16(a, (unsigned)n); }
+VEC_FN vec v_srl32(vec a, int n) { return _mm512_srli_epi32(a, (unsigned)n); }
+VEC_FN vec v_sll32(vec a, int n) { return _mm512_slli_epi32(a, (unsigned)n); }
+VEC_FN vec v_sra32(vec a, int n) { return _mm512_srai_epi32(a, (unsigned)n); }
+VEC_FN vec v_unpacklo32(vec a, vec b) { return _mm512_unpacklo_epi32(a, b); }
+VEC_FN vec v_unpackhi32(vec a, vec b) { return _mm512_unpackhi_epi32(a, b); }
+VEC_FN vec v_unpacklo64(vec a, vec b) { return _mm512_unpacklo_epi64(a, b); }
+VEC_FN vec v_unpackhi64(vec a, vec b) { return _mm512_unpackhi_epi64(a, b); }
+VEC_FN vec v_table(vec table, vec index) { return _mm512_shuffle_epi8(table, index); }
+VEC_FN vecf v_to_float(vec a) { return _mm512_cvtepi32_ps(a); }
+VEC_FN vecf v_halfs(vec a) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(a)); }
+VEC_FN vecf v_halfs_at(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+VEC_FN vecf vf_mul(vecf a, vecf b) { return _mm512_mul_ps(a, b); }
+VEC_FN vecf vf_negate(vecf a) { return _mm512_xor_ps(a, _mm512_set1_ps(-0.0f)); }
+
+#include "kernels/cpu/gemm_panel.h"
+
+VEC_FN __m512i broadcast4(const void *p) {
+    int32_t v;
+    memcpy(&v, p, 4);
+    return _mm512_set1_epi32(v);
+}
+
+/* Block dot of 16 rows with one token, in units of the activation's d. */
+VEC_FN __m512 block_dot(enum kind kind, const struct panel_block *w, const __m512i c[8], const struct kern_q8 *x,
+                        __m512i bias) {
+    __m512i lo = _mm512_setzero_si512(), hi = lo, sum = broadcast4(x->sum);
+    if (kind == KIND_BIAS || kind == KIND_BYTE)
+        lo = _mm512_dpwssd_epi32(lo, bias, sum);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        lo = _mm512_dpbusd_epi32(lo, c[i], broadcast4(x->q + 4 * i));
+        hi = _mm512_dpbusd_epi32(hi, c[4 + i], broadcast4(x->q + 16 + 4 * i));
+    }
+    if (kind == KIND_SIX) {
+        lo = _mm512_mullo_epi32(lo, w->sc[0]);
+        hi = _mm512_mullo_epi32(hi, w->sc[1]);
+        lo = _mm512_dpwssd_epi32(lo, w->sc_bias, sum);
+    }
+    __m512 dot = _mm512_cvtepi32_ps(_mm512_add_epi32(lo, hi));
+    if (kind != KIND_MIN)
+        return _mm512_mul_ps(dot, w->d);
+    __m512i total = _mm512_dpwssd_epi32(_mm512_setzero_si512(), _mm512_set1_epi32(0x00010001), sum);
+    return _mm512_fmadd_ps(dot, w->d, _mm512_mul_ps(w->m, _mm512_cvtepi32_ps(total)));
+}
+
+VEC_FN void tile_n(enum kind kind, const int n, const struct tile *t) {
+    __mmask16 mask = (__mmask16)(0xffff >> (16 - t->n_rows));
+    __m512i bias = _mm512_set1_epi16((short)-t->bias);
+    __m512 acc[TILE];
+#pragma GCC unroll 8
+    for (int i = 0; i < n; i++)
+        acc[i] = t->first ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps(mask, t->y[i]);
+    for (unsigned b = 0; b < t->n_blocks; b++) {
+        const struct panel_block *w = &t->panel->b[b];
+        __m512i c[8];
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; i++)
+            c[i] = w->code[i];
+#pragma GCC unroll 8
+        for (int i = 0; i < n; i++) {
+            const struct kern_q8 *x = t->x[i] + b;
+            acc[i] = _mm512_fmadd_ps(block_dot(kind, w, c, x, bias), _mm512_set1_ps(x->d), acc[i]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < n; i++)
+        _mm512_mask_storeu_ps(t->y[i], mask, acc[i]);
+}
+
+#define TILE_KIND(name, kind)                                                                                    \
+    static void tile_##name(uint32_t n, const struct tile *t) {                                                 \
+        switch (n) {                                                                                             \
+        case 1: tile_n(kind, 1, t); break;                                                                       \
+        case 2: tile_n(kind, 2, t); break;                                                                       \
+        case 3: tile_n(kind, 3, t); break;                                                                       \
+        case 4: tile_n(kind, 4, t); break;                                                                       \
+        case 5: tile_n(kind, 5, t); break;                                                                       \
+        case 6: tile_n(kind, 6, t); break;                                                                       \
+        case 7: tile_n(kind, 7, t); break;                                                                       \
+        default: tile_n(kind, 8, t); break;                                                                      \
+        }                                                                                                        \
+    }
+TILE_KIND(bias, KIND_BIAS)
+TILE_KIND(min, KIND_MIN)
+TILE_KIND(six, KIND_SIX)
+
+static void tile_run(enum kind kind, uint32_t n, const struct tile *t) {
+    switch (kind) {
+    case KIND_BIAS:
+    case KIND_BYTE: tile_bias(n, t); break;
+    case KIND_MIN: tile_min(n, t); break;
+    case KIND_SIX: tile_six(n, t); break;
+    }
+}
+
+enum { FLOAT_ROWS = 4, FLOAT_TOKENS = 4 };
+
+VEC_FN __m512 load_weights(enum dtype dtype, const uint8_t *w, uint32_t k, __mmask16 m) {
+    if (dtype == DTYPE_F32)
+        return _mm512_maskz_loadu_ps(m, w + 4 * (size_t)k);
+    __m256i h = _mm256_maskz_loadu_epi16(m, w + 2 * (size_t)k);
+    if (dtype == DTYPE_F16)
+        return _mm512_cvtph_ps(h);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
+}
+
+/* Adds halves: l + 8, l + 4, l + 2, l + 1. */
+VEC_FN float add_lanes(__m512 v) {
+    __m256 a = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+    __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    b = _mm_add_ps(b, _mm_movehl_ps(b, b));
+    return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
+}
+
+struct float_tile {
+    uint32_t n_in;
+    const uint8_t *w[FLOAT_ROWS];
+    const float *x[FLOAT_TOKENS];
+    float *y[FLOAT_TOKENS]; /* at the first row */
+};
+
+VEC_FN void float_tile_n(enum dtype dtype, const int n_rows, const int n, const struct float_tile *t) {
+    __m512 acc[FLOAT_TOKENS][FLOAT_ROWS];
+#pragma GCC unroll 4
+    for (int i = 0; i < n; i++)
+#pragma GCC unroll 4
+        for (int r = 0; r < n_rows; r++)
+            acc[i][r] = _mm512_setzero_ps();
+    for (uint32_t k = 0; k < t->n_in; k += 16) {
+        __mmask16 m = t->n_in - k < 16 ? (__mmask16)((1u << (t->n_in - k)) - 1) : 0xffff;
+        __m512 w[FLOAT_ROWS];
+#pragma GCC unroll 4
+        for (int r = 0; r < n_rows; r++)
+            w[r] = load_weights(dtype, t->w[r], k, m);
+#pragma GCC unroll 4
+        for (int i = 0; i < n; i++) {
+            __m512 x = _mm512_maskz_loadu_ps(m, t->x[i] + k);
+#pragma GCC unroll 4
+            for (int r = 0; r < n_rows; r++)
+                acc[i][r] = _mm512_fmadd_ps(w[r], x, acc[i][r]);
+        }
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < n; i++)
+#pragma GCC unroll 4
+        for (int r = 0; r < n_rows; r++)
+            t->y[i][r] = add_lanes(acc[i][r]);
+}
+
+#include "kernels/cpu/gemm_float.h"
+
+void kern__gemm_avx512(const struct kern_gemm *d, uint32_t row0, uint32_t row1) {
+    switch (d->dtype) {
+    case DTYPE_F32: gemm_float(d, DTYPE_F32, row0, row1); break;
+    case DTYPE_F16: gemm_float(d, DTYPE_F16, row0, row1); break;
+    case DTYPE_BF16: gemm_float(d, DTYPE_BF16, row0, row1); break;
+    default: gemm_quant(d, row0, row1); break;
+    }
+}

@@ -1,0 +1,386 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Matrix product with quantised weights, the part that AVX2 and AVX-512 share; each includes it once, after having
+ * defined the vector operations below. The idea: ROWS weight rows lie side by side in the 32-bit lanes of a vector.
+ * A chunk of CHUNK blocks of these rows is unpacked from the file's format into a panel on the stack (in L1): per
+ * block 8 vectors of byte codes, vector i holding weights 4i .. 4i+3 of every row, and vectors of scales. The panel
+ * is then multiplied with all tokens, TILE at a time. So a weight is decoded once per call, not once per token,
+ * and eleven formats need only an unpacker each and four kinds of multiplication.
+ * One lane does all operations of one (row, token) in block order, as in ref/gemm.c: neither the tile nor the
+ * slice nor the chunk can change a bit. Between chunks the sums wait in y, which is exact.
+ *
+ * To be defined before: ROWS, TILE, vec, vecf (vector of int / of float), VEC_FN (inline function of this level) and
+ *   v_load4(rows, off, i)   bytes off .. off+15 of row 4L + i in 128-bit lane L
+ *   v_load, v_set1_8, v_set1_32, v_and, v_or, v_xor, v_add32, v_mul32, v_srl16/v_sll16/v_srl32/v_sll32/v_sra32,
+ *   v_unpack{lo,hi}{32,64}, v_table (128-bit table per lane), v_to_float, v_halfs (low 16 bits of lanes as f16),
+ *   v_halfs_at (ROWS consecutive f16), vf_mul, vf_sub_from_zero, CODE_BYTE_BIAS
+ *   tile_run(kind, n, tile)  the multiplication, defined after this file through struct tile */
+#ifndef MOED_KERNELS_CPU_GEMM_PANEL_H
+#define MOED_KERNELS_CPU_GEMM_PANEL_H
+
+#include <string.h>
+
+#include "kernels/internal.h"
+
+enum {
+    CHUNK = 8,          /* blocks of 32: one super-block of the K formats                                    */
+    TOKEN_GROUP = 128,  /* tokens per pass over the rows: their activations (5 MB / 128 at n_in 32k) stay in L2 */
+};
+
+/* How codes become a dot product. */
+enum kind {
+    KIND_BIAS, /* codes <= 31, minus a constant                        */
+    KIND_MIN,  /* codes <= 31, plus a float minimum per block          */
+    KIND_SIX,  /* codes <= 63, minus 32, integer scale per 16 weights  */
+    KIND_BYTE, /* any signed byte, stored with CODE_BYTE_BIAS          */
+};
+
+struct panel_block {
+    vec code[8];
+    vecf d;
+    vecf m;      /* KIND_MIN                                                    */
+    vec sc[2];   /* KIND_SIX                                                    */
+    vec sc_bias; /* KIND_SIX: int16 pairs of -32 * sc[0], -32 * sc[1]           */
+};
+
+struct panel {
+    struct panel_block b[CHUNK];
+};
+
+struct tile {
+    const struct panel *panel;
+    unsigned n_blocks;
+    int32_t bias;                        /* KIND_BIAS                                  */
+    uint32_t n_rows;                     /* of ROWS that exist                         */
+    bool first;                          /* start from zero, else continue from y      */
+    const struct kern_q8 *x[TILE];
+    float *y[TILE];
+};
+
+/* rows[r] = where the chunk starts in row r; n = blocks of 32 in the chunk. */
+typedef void (*unpack_fn)(const uint8_t *const rows[ROWS], unsigned n, struct panel *p);
+
+struct format {
+    unpack_fn unpack;
+    enum kind kind;
+    int32_t bias;
+    uint32_t chunk_bytes; /* of CHUNK blocks */
+};
+
+/* 4x4 transpose of 32-bit words inside each 128-bit lane: out[j] lane r = word j of row r. */
+VEC_FN void load_words(const uint8_t *const rows[ROWS], size_t off, vec out[4]) {
+    vec r0 = v_load4(rows, off, 0), r1 = v_load4(rows, off, 1), r2 = v_load4(rows, off, 2), r3 = v_load4(rows, off, 3);
+    vec a = v_unpacklo32(r0, r1), b = v_unpackhi32(r0, r1), c = v_unpacklo32(r2, r3), d = v_unpackhi32(r2, r3);
+    out[0] = v_unpacklo64(a, c);
+    out[1] = v_unpackhi64(a, c);
+    out[2] = v_unpacklo64(b, d);
+    out[3] = v_unpackhi64(b, d);
+}
+
+VEC_FN vec nibble_low(vec v) {
+    return v_and(v, v_set1_8(15));
+}
+
+VEC_FN vec nibble_high(vec v) {
+    return v_and(v_srl16(v, 4), v_set1_8(15));
+}
+
+/* The f16 at `off` of each of n consecutive blocks of every row. */
+VEC_FN void load_halfs(const uint8_t *const rows[ROWS], size_t off, size_t block, unsigned n, vecf out[CHUNK]) {
+    uint16_t h[CHUNK][ROWS];
+    for (unsigned r = 0; r < ROWS; r++)
+        for (unsigned b = 0; b < n; b++)
+            memcpy(&h[b][r], rows[r] + off + b * block, 2);
+    for (unsigned b = 0; b < n; b++)
+        out[b] = v_halfs_at(h[b]);
+}
+
+VEC_FN void load_d(const uint8_t *const rows[ROWS], size_t block, unsigned n, struct panel *p) {
+    vecf d[CHUNK];
+    load_halfs(rows, 0, block, n, d);
+    for (unsigned b = 0; b < n; b++)
+        p->b[b].d = d[b];
+}
+
+VEC_FN void load_m(const uint8_t *const rows[ROWS], size_t block, unsigned n, struct panel *p) {
+    vecf m[CHUNK];
+    load_halfs(rows, 2, block, n, m);
+    for (unsigned b = 0; b < n; b++)
+        p->b[b].m = m[b];
+}
+
+VEC_FN void split_nibbles(const uint8_t *const rows[ROWS], size_t off, vec code[8]) {
+    vec w[4];
+    load_words(rows, off, w);
+    for (int j = 0; j < 4; j++) {
+        code[j] = nibble_low(w[j]);
+        code[4 + j] = nibble_high(w[j]);
+    }
+}
+
+static void unpack_q4_0(const uint8_t *const rows[ROWS], unsigned n, struct panel *p) {
+    enum { SIZE = sizeof(struct block_q4_0) };
+    load_d(rows, SIZE, n, p);
+    for (unsigned b = 0; b < n; b++)
+        split_nibbles(rows, b * SIZE + 2, p->b[b].code);
+}
+
+static void unpack_q4_1(const uint8_t *const rows[ROWS], unsigned n, struct panel *p) {
+    enum { SIZE = sizeof(struct block_q4_1) };
+    load_d(rows, SIZE, n, p);
+    load_m(rows, SIZE, n, p);
+    for (unsigned b = 0; b < n; b++)
+        split_nibbles(rows, b * SIZE + 4, p->b[b].code);
+}
+
+/* Adds bit 4 of the codes: bit j of the row's 32-bit word at off is weight j's. The product copies bit k of a
+ * nibble to bit 4 of byte k. */
+VEC_FN void fifth_bits(const uint8_t *const rows[ROWS], size_t off, vec code[8]) {
+    uint32_t h[ROWS];
+    for (unsigned r = 0; r < ROWS; r++)
+        memcpy(&h[r], rows[r] + off, 4);
+    vec v = v_load(h);
+    for (int j = 0; j < 8; j++, v = v_srl32(v, 4)) {
+        vec bit = v_mul32(v_and(v, v_set1_32(15)), v_set1_32(0x02040810));
+        code[j] = v_or(code[j], v_and(bit, v_set1_8(16)));
+    }
+}
+
+static void unpack_q5_0(const uint8_t *const rows[ROWS], unsigned n, struct panel *p) {
+    enum { SIZE = sizeof(struct block_q5_0) };
+    load_d(rows, SIZE, n, p);
+    for (unsigned b = 0; b < n; b++) {
+        split_nibbles(rows, b * SIZE + 6, p->b[b].code);
+        fifth_bits(rows, b * SIZE + 2, p->b[b].code);
+    }
+}
+
+static void unpack_q5_1(const uint8_t *const rows[ROWS], unsigned n, struct panel *p) {
+    enum { SIZE = sizeof(struct block_q5_1) };
+    load_d(rows, SIZE, n, p);
+    load_m(rows, SIZE, n, p);
+    for (unsigned b = 0; b < n; b++) {
+        split_nibbles(rows, b * SIZE + 8, p->b[b].code);
+        fifth_bits(rows, b * SIZE + 4, p->b[b].code);
+    }
+}
+
+static void unpack_q8_0(const uint8_t *const rows[ROWS], unsigned n, struct panel *p) {
+    enum { SIZE = sizeof(struct block_q8_0) };
+    load_d(rows, SIZE, n, p);
+    for (unsigned b = 0; b < n; b++) {
+        load_words(rows, b * SIZE + 2, p->b[b].code);
+        load_words(rows, b * SIZE + 18, p->b[b].code + 4);
+        for (int j = 0; j < 8; j++)
+            p->b[b].code[j] = v_xor(p->b[b].code[j], v_set1_8((char)CODE_BYTE_BIAS));
+    }
+}
+
+VEC_FN void look_up(vec table, vec code[8]) {
+    for (int j = 0; j < 8; j++)
+        code[j] = v_table(table, code[j]);
+}
+
+static void unpack_iq4_nl(const uint8_t *const rows[ROWS], unsigned n, struct panel *p) {
+    enum { SIZE = sizeof(struct block_iq4_nl) };
+    vec table = v_xor(v_dup128(kern__iq4_values), v_set1_8((char)CODE_BYTE_BIAS));
+    load_d(rows, SIZE, n, p);
+    for (unsigned b = 0; b < n; b++) {
+        split_nibbles(rows, b * SIZE + 2, p->b[b].code);
+        look_up(table, p->b[b].code);
+    }
+}
+
+static void unpack_mxfp4(const uint8_t *const rows[ROWS], unsigned n, struct panel *p) {
+    enum { SIZE = sizeof(struct block_mxfp4), BIAS = 12 };
+    int8_t biased[16];
+    for (int i = 0; i < 16; i++)
+        biased[i] = (int8_t)(kern__mxfp4_values[i] + BIAS);
+    vec table = v_dup128(biased);
+    for (unsigned b = 0; b < n; b++) {
+        float d[ROWS];
+        for (unsigned r = 0; r < ROWS; r++)
+            d[r] = kern__e8m0_half(rows[r][b * SIZE]);
+        memcpy(&p->b[b].d, d, sizeof d);
+        split_nibbles(rows, b * SIZE + 1, p->b[b].code);
+        look_up(table, p->b[b].code);
+    }
+}
+
+/* Byte j % 4 of each lane, unsigned. */
+VEC_FN vec byte_of(vec v, unsigned j) {
+    return v_and(v_srl32(v, 8 * (int)(j % 4)), v_set1_32(255));
+}
+
+/* The 16 bytes that open a Q4_K or Q5_K block: d, dmin, 12 bytes of 8 x (6-bit scale, 6-bit min). Four scales sit
+ * in one 32-bit word, so the split (as kern__scale_min does it) works on all rows and four sub-blocks at once. */
+VEC_FN void k_scales(const uint8_t *const rows[ROWS], struct panel *p) {
+    vec w[4];
+    load_words(rows, 0, w);
+    vecf d = v_halfs(w[0]), dmin = v_halfs(v_srl32(w[0], 16));
+    vec low6 = v_set1_8(63), top2 = v_set1_8(0x30);
+    vec sc[2] = { v_and(w[1], low6), v_or(nibble_low(w[3]), v_and(v_srl32(w[1], 2), top2)) };
+    vec mn[2] = { v_and(w[2], low6), v_or(nibble_high(w[3]), v_and(v_srl32(w[2], 2), top2)) };
+    for (unsigned j = 0; j < 8; j++) {
+        p->b[j].d = vf_mul(d, v_to_float(byte_of(sc[j / 4], j)));
+        p->b[j].m = vf_negate(vf_mul(dmin, v_to_float(byte_of(mn[j / 4], j))));
+    }
+}
+
+static void unpack_q4_k(const uint8_t *const rows[ROWS], unsigned n, struct panel *p) {
+    (void)n; /* rows of K formats are whole chunks */
+    k_scales(rows, p);
+    for (unsigned i = 0; i < 8; i++) { /* 16 bytes: half of sub-block i & ~1 below, of the next one above */
+        vec w[4];
+        load_words(rows, offsetof(struct block_q4_k, qs) + 16 * i, w);
+        for (unsigned j = 0; j < 4; j++) {
+            p->b[i & ~1u].code[i % 2 * 4 + j] = nibble_low(w[j]);
+            p->b[i | 1].code[i % 2 * 4 + j] = nibble_high(w[j]);
+        }
+    }
+}
+
+/* Bit b of every byte, moved to bit 4. */
+VEC_FN vec bit_to_4(vec v, unsigned b) {
+    return v_and(b < 4 ? v_sll16(v, 4 - (int)b) : v_srl16(v, (int)b - 4), v_set1_8(16));
+}
+
+static void unpack_q5_k(const uint8_t *const rows[ROWS], unsigned n, struct panel *p) {
+    (void)n;
+    k_scales(rows, p);
+    for (unsigned half = 0; half < 2; half++) {
+        vec high[4], w[4];
+        load_words(rows, offsetof(struct block_q5_k, qh) + 16 * half, high);
+        for (unsigned i = 0; i < 8; i += 2) {
+            load_words(rows, offsetof(struct block_q5_k, qs) + 16 * (i + half), w);
+            for (unsigned j = 0; j < 4; j++) {
+                p->b[i].code[half * 4 + j] = v_or(nibble_low(w[j]), bit_to_4(high[j], i));
+                p->b[i + 1].code[half * 4 + j] = v_or(nibble_high(w[j]), bit_to_4(high[j], i + 1));
+            }
+        }
+    }
+}
+
+/* 16 signed scales, 2 per block of 32, as 32-bit numbers and as int16 pairs times -32 for the bias. */
+VEC_FN void q6_scales(const uint8_t *const rows[ROWS], struct panel *p) {
+    vec w[4];
+    vecf d[CHUNK];
+    load_words(rows, offsetof(struct block_q6_k, scales), w);
+    load_halfs(rows, offsetof(struct block_q6_k, d), 0, 1, d);
+    for (unsigned b = 0; b < 8; b++) {
+        vec lo = v_sra32(v_sll32(w[b / 2], b % 2 ? 8 : 24), 24), hi = v_sra32(v_sll32(w[b / 2], b % 2 ? 0 : 16), 24);
+        vec pair = v_or(v_and(lo, v_set1_32(0xffff)), v_sll32(hi, 16));
+        p->b[b].sc[0] = lo;
+        p->b[b].sc[1] = hi;
+        p->b[b].sc_bias = v_mul16(pair, v_set1_32((int)0xffe0ffe0)); /* -32 in both halves */
+        p->b[b].d = d[0];
+    }
+}
+
+static void unpack_q6_k(const uint8_t *const rows[ROWS], unsigned n, struct panel *p) {
+    (void)n;
+    q6_scales(rows, p);
+    for (unsigned i = 0; i < 4; i++) { /* half i / 2 of the 256 weights, 16 bytes i % 2 of each 32 */
+        vec a[4], b[4], h[4];
+        load_words(rows, 64 * (i / 2) + 16 * (i % 2), a);
+        load_words(rows, 64 * (i / 2) + 16 * (i % 2) + 32, b);
+        load_words(rows, offsetof(struct block_q6_k, qh) + 32 * (i / 2) + 16 * (i % 2), h);
+        struct panel_block *to = p->b + i / 2 * 4;
+        vec top = v_set1_8(0x30);
+        for (unsigned j = 0; j < 4; j++) {
+            unsigned k = i % 2 * 4 + j;
+            to[0].code[k] = v_or(nibble_low(a[j]), v_and(v_sll16(h[j], 4), top));
+            to[1].code[k] = v_or(nibble_low(b[j]), v_and(v_sll16(h[j], 2), top));
+            to[2].code[k] = v_or(nibble_high(a[j]), v_and(h[j], top));
+            to[3].code[k] = v_or(nibble_high(b[j]), v_and(v_srl16(h[j], 2), top));
+        }
+    }
+}
+
+static void unpack_iq4_xs(const uint8_t *const rows[ROWS], unsigned n, struct panel *p) {
+    (void)n;
+    vec table = v_xor(v_dup128(kern__iq4_values), v_set1_8((char)CODE_BYTE_BIAS)), w[4];
+    load_words(rows, 0, w); /* w[0] = d and scales_h, w[1] = scales_l */
+    vecf d = v_halfs(w[0]);
+    for (unsigned b = 0; b < 8; b++) {
+        vec low = v_and(v_srl32(w[1], 4 * (int)b), v_set1_32(15));
+        vec high = v_and(v_srl32(w[0], 16 + 2 * (int)b), v_set1_32(3));
+        vec sc = v_add32(v_or(low, v_sll32(high, 4)), v_set1_32(-32));
+        p->b[b].d = vf_mul(d, v_to_float(sc));
+        split_nibbles(rows, offsetof(struct block_iq4_xs, qs) + 16 * b, p->b[b].code);
+        look_up(table, p->b[b].code);
+    }
+}
+
+static const struct format *format_of(enum dtype dtype) {
+    static const struct format table[] = {
+        [DTYPE_Q4_0] = { unpack_q4_0, KIND_BIAS, 8, CHUNK * sizeof(struct block_q4_0) },
+        [DTYPE_Q4_1] = { unpack_q4_1, KIND_MIN, 0, CHUNK * sizeof(struct block_q4_1) },
+        [DTYPE_Q5_0] = { unpack_q5_0, KIND_BIAS, 16, CHUNK * sizeof(struct block_q5_0) },
+        [DTYPE_Q5_1] = { unpack_q5_1, KIND_MIN, 0, CHUNK * sizeof(struct block_q5_1) },
+        [DTYPE_Q8_0] = { unpack_q8_0, KIND_BYTE, 128, CHUNK * sizeof(struct block_q8_0) },
+        [DTYPE_Q4_K] = { unpack_q4_k, KIND_MIN, 0, sizeof(struct block_q4_k) },
+        [DTYPE_Q5_K] = { unpack_q5_k, KIND_MIN, 0, sizeof(struct block_q5_k) },
+        [DTYPE_Q6_K] = { unpack_q6_k, KIND_SIX, 32, sizeof(struct block_q6_k) },
+        [DTYPE_IQ4_NL] = { unpack_iq4_nl, KIND_BYTE, 128, CHUNK * sizeof(struct block_iq4_nl) },
+        [DTYPE_IQ4_XS] = { unpack_iq4_xs, KIND_BYTE, 128, sizeof(struct block_iq4_xs) },
+        [DTYPE_MXFP4] = { unpack_mxfp4, KIND_BIAS, 12, CHUNK * sizeof(struct block_mxfp4) },
+    };
+    return &table[dtype];
+}
+
+static void tile_run(enum kind kind, uint32_t n, const struct tile *t);
+
+/* One chunk of ROWS rows against tokens [t0, t1). */
+static void chunk_multiply(const struct kern_gemm *d, const struct format *f, struct tile *tile, uint32_t block,
+                           uint32_t row, uint32_t t0, uint32_t t1) {
+    for (uint32_t t = t0; t < t1; t += TILE) {
+        uint32_t n = t1 - t < TILE ? t1 - t : TILE;
+        for (uint32_t i = 0; i < n; i++) {
+            size_t from = d->gather ? (size_t)d->gather[t + i] : t + i;
+            tile->x[i] = (const struct kern_q8 *)d->x + from * d->x_stride + block;
+            tile->y[i] = d->y + (size_t)(t + i) * d->y_stride + row;
+        }
+        tile_run(f->kind, n, tile);
+    }
+}
+
+/* Asks for bytes [from, to) of the next ROWS rows while these are worked on. */
+VEC_FN void prefetch(const uint8_t *from, const uint8_t *to) {
+    for (; from < to; from += 64)
+        __builtin_prefetch(from, 0, 2);
+}
+
+static void strip_multiply(const struct kern_gemm *d, const struct format *f, uint32_t row, uint32_t row_end,
+                           uint32_t t0, uint32_t t1) {
+    const uint8_t *w = (const uint8_t *)d->w + row * d->row_bytes, *rows[ROWS];
+    struct panel panel;
+    struct tile tile = { .panel = &panel, .bias = f->bias };
+    tile.n_rows = row_end - row < ROWS ? row_end - row : ROWS;
+    for (uint32_t r = 0; r < ROWS; r++) /* lanes beyond the slice repeat its last row and are not stored */
+        rows[r] = w + (r < tile.n_rows ? r : tile.n_rows - 1) * d->row_bytes;
+    uint32_t next = row_end - row > 2 * ROWS ? ROWS : row_end - row - tile.n_rows;
+    uint32_t n_blocks = d->n_in / 32, n_chunks = (n_blocks + CHUNK - 1) / CHUNK;
+    const uint8_t *ahead = w + ROWS * d->row_bytes;
+    size_t step = next * d->row_bytes / (n_chunks ? n_chunks : 1);
+    for (uint32_t c = 0; c < n_chunks; c++) {
+        tile.n_blocks = n_blocks - c * CHUNK < CHUNK ? n_blocks - c * CHUNK : CHUNK;
+        tile.first = c == 0;
+        prefetch(ahead + c * step, ahead + (c + 1) * step);
+        f->unpack(rows, tile.n_blocks, &panel);
+        chunk_multiply(d, f, &tile, c * CHUNK, row, t0, t1);
+        for (uint32_t r = 0; r < ROWS; r++)
+            rows[r] += f->chunk_bytes;
+    }
+}
+
+static void gemm_quant(const struct kern_gemm *d, uint32_t row0, uint32_t row1) {
+    const struct format *f = format_of(d->dtype);
+    for (uint32_t t = 0; t < d->n_tokens; t += TOKEN_GROUP) {
+        uint32_t t1 = d->n_tokens - t < TOKEN_GROUP ? d->n_tokens : t + TOKEN_GROUP;
+        for (uint32_t r = row0; r < row1; r += ROWS)
+            strip_multiply(d, f, r, row1, t, t1);
+    }
+}
+
+#endif
