@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the AVX-512 kernels share: tails and exp.
+ *
+ * exp: 2^n * P(r) with n = round(x / ln 2), |r| <= ln 2 / 2, P of degree 7 (Taylor). At most 1 ulp where the result
+ * is normal, one rounding more where it is subnormal; infinities, overflow and NaN as in C. */
+#ifndef MOED_KERNELS_CPU_VEC_AVX512_H
+#define MOED_KERNELS_CPU_VEC_AVX512_H
+
+#include <immintrin.h>
+#include <math.h>
+
+#include "kernels/internal.h"
+
+/* Mask of the first n of 16 lanes, all 16 for more. */
+KERN_INLINE __mmask16 kern__mask16(size_t n) {
+    return n >= 16 ? 0xFFFF : (__mmask16)((1u << n) - 1);
+}
+
+KERN_INLINE __m512 kern__exp16(__m512 x) {
+    /* the clamp keeps n within scalef's and the subtraction's range; NaN passes (second operand) */
+    __m512 c = _mm512_min_ps(_mm512_set1_ps(89), _mm512_max_ps(_mm512_set1_ps(-105), x));
+    __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(c, _mm512_set1_ps(0x1.715476p0f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0x1.62e4p-1f), c); /* exact: ln 2 in two parts */
+    r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0x1.7f7d1cp-20f), r);
+    __m512 q = _mm512_set1_ps(0x1.a01a02p-13f);
+    q = _mm512_fmadd_ps(q, r, _mm512_set1_ps(0x1.6c16c2p-10f));
+    q = _mm512_fmadd_ps(q, r, _mm512_set1_ps(0x1.111112p-7f));
+    q = _mm512_fmadd_ps(q, r, _mm512_set1_ps(0x1.555556p-5f));
+    q = _mm512_fmadd_ps(q, r, _mm512_set1_ps(0x1.555556p-3f));
+    q = _mm512_fmadd_ps(q, r, _mm512_set1_ps(0.5f));
+    q = _mm512_fmadd_ps(q, _mm512_mul_ps(r, r), r);
+    return _mm512_scalef_ps(_mm512_add_ps(q, _mm512_set1_ps(1)), n);
+}
+
+#endif

@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Row-wise kernels (rms_norm, swiglu, axpy) of every level, and rope, against double precision. */
+#include "test.h"
+
+#include <stdlib.h>
+
+#include "kernels_rand.h"
+
+enum { MAX_N = 5000 };
+
+static float x_[MAX_N + 16], w_[MAX_N + 16], y_[MAX_N + 16], z_[MAX_N + 16];
+
+/* Every tail length, then a few long ones. */
+static uint32_t shape(int round, uint64_t *s) {
+    return round < 100 ? 1 + (uint32_t)round : 1 + rng_below(s, MAX_N);
+}
+
+/* eps = 2^-24 is half an ulp: one rounding. */
+#define EPS 0x1p-24
+
+static void rms_norm_level(const char *test_name_, enum kern_level level) {
+    OPS_OR_SKIP(ops, level);
+    uint64_t s = 11;
+    for (int round = 0; round < 160; round++) {
+        uint32_t n = shape(round, &s), off = rng_below(&s, 16);
+        float *x = x_ + off, *w = w_ + 15 - off, *y = y_ + off / 2, eps = round % 2 ? 1e-6f : 1e-5f;
+        float size = (float[]){ 1, 1e-3f, 1e4f, 1e15f, 0 }[round % 5];
+        double sum = 0;
+        for (uint32_t i = 0; i < n; i++) {
+            x[i] = rng_normal(&s) * size;
+            w[i] = rng_normal(&s);
+            sum += (double)x[i] * (double)x[i];
+        }
+        y[n] = 123;
+        ops->rms_norm(x, w, eps, n, y);
+        CHECK(y[n] == 123);
+        double scale = 1 / sqrt(sum / n + (double)eps);
+        for (uint32_t i = 0; i < n; i++) {
+            double want = (double)x[i] * scale * (double)w[i];
+            /* scale rounded once, two products, and 1e-13 of the double sum: 3 eps, + 1 for second order */
+            CHECKF(fabs((double)y[i] - want) <= 4 * EPS * fabs(want), "n %u i %u: %g, want %g", n, i, (double)y[i], want);
+        }
+        memcpy(z_, y, n * sizeof *y);
+        ops->rms_norm(x, w, eps, n, x); /* in place */
+        CHECK(memcmp(x, z_, n * sizeof *x) == 0);
+    }
+}
+
+static void swiglu_level(const char *test_name_, enum kern_level level) {
+    OPS_OR_SKIP(ops, level);
+    uint64_t s = 12;
+    for (int round = 0; round < 300; round++) {
+        uint32_t n = shape(round, &s), off = rng_below(&s, 16);
+        float *g = x_ + off, *u = w_ + 15 - off, *y = y_ + off / 2, range = round % 3 ? 12.0f : 200.0f;
+        for (uint32_t i = 0; i < n; i++) {
+            g[i] = rng_float(&s, range);
+            u[i] = rng_normal(&s);
+        }
+        y[n] = 123;
+        ops->swiglu(g, u, n, y);
+        CHECK(y[n] == 123);
+        for (uint32_t i = 0; i < n; i++) {
+            double want = (double)g[i] / (1 + exp(-(double)g[i])) * (double)u[i];
+            /* exp 1 ulp = 2 eps, sum, division, product: 5 eps; below e^-88 the float exp overflows and 0 is right
+             * to 89 / FLT_MAX = 3e-37 per unit of u */
+            CHECKF(fabs((double)y[i] - want) <= 5.5 * EPS * fabs(want) + 3e-37 * fabs((double)u[i]),
+                   "g %g u %g: %g, want %g", (double)g[i], (double)u[i], (double)y[i], want);
+        }
+        uint32_t cut = rng_below(&s, n + 1); /* any slicing, in place: same bits */
+        ops->swiglu(g, u, cut, g);
+        ops->swiglu(g + cut, u + cut, n - cut, u + cut);
+        CHECK(memcmp(g, y, cut * sizeof *g) == 0 && memcmp(u + cut, y + cut, (n - cut) * sizeof *u) == 0);
+    }
+    float g[6] = { INFINITY, -INFINITY, NAN, 0, 88.8f, -1e38f }, u[6] = { 1, 1, 1, 1, 1, 1 }, y[6];
+    ops->swiglu(g, u, 6, y);
+    CHECK(y[0] == INFINITY && isnan(y[2]) && y[3] == 0 && y[4] == 88.8f && y[5] == 0);
+}
+
+static void axpy_level(const char *test_name_, enum kern_level level) {
+    OPS_OR_SKIP(ops, level);
+    uint64_t s = 13;
+    for (int round = 0; round < 160; round++) {
+        uint32_t n = shape(round, &s), off = rng_below(&s, 16);
+        float *x = x_ + off, *y = y_ + 15 - off, a = rng_normal(&s);
+        for (uint32_t i = 0; i < n; i++) {
+            x[i] = rng_normal(&s);
+            z_[i] = y[i] = rng_normal(&s);
+        }
+        y[n] = 123;
+        ops->axpy(a, x, n, y);
+        CHECK(y[n] == 123);
+        for (uint32_t i = 0; i < n; i++) {
+            double ax = (double)a * (double)x[i], want = ax + (double)z_[i];
+            CHECK(fabs((double)y[i] - want) <= EPS * (fabs(ax) + fabs(want)) * 1.001); /* product, sum */
+        }
+    }
+}
+
+TEST(rms_norm_scalar) { rms_norm_level(test_name_, KERN_SCALAR); }
+TEST(rms_norm_avx2) { rms_norm_level(test_name_, KERN_AVX2); }
+TEST(rms_norm_avx512) { rms_norm_level(test_name_, KERN_AVX512); }
+TEST(swiglu_scalar) { swiglu_level(test_name_, KERN_SCALAR); }
+TEST(swiglu_avx2) { swiglu_level(test_name_, KERN_AVX2); }
+TEST(swiglu_avx512) { swiglu_level(test_name_, KERN_AVX512); }
+TEST(axpy_scalar) { axpy_level(test_name_, KERN_SCALAR); }
+TEST(axpy_avx2) { axpy_level(test_name_, KERN_AVX2); }
+TEST(axpy_avx512) { axpy_level(test_name_, KERN_AVX512); }
+
+/* ---- rope ---- */
+
+enum { MAX_DIMS = 256 };
+
+static const uint32_t POSITIONS[] = { 0, 1, 2, 77, 4095, 32768, 100000, 1000000 };
+
+TEST(rope_frequencies_plain_linear_and_factors) {
+    float freq[MAX_DIMS / 2], factors[MAX_DIMS / 2], mscale;
+    for (uint32_t n_dims = 2; n_dims <= MAX_DIMS; n_dims += 2) {
+        for (uint32_t i = 0; i < n_dims / 2; i++) factors[i] = 1 + (float)i / 3;
+        for (int form = 0; form < 3; form++) {
+            struct kern_rope_params p = { .n_dims = n_dims, .theta = 500000, .factor = form ? 4 : 0,
+                                          .factors = form == 2 ? factors : NULL };
+            kern_rope_init(&p, freq, &mscale);
+            CHECK(mscale == 1);
+            for (uint32_t i = 0; i < n_dims / 2; i++) {
+                double want = pow(500000, -2.0 * i / n_dims) / (form ? 4 : 1) / (form == 2 ? (double)factors[i] : 1);
+                CHECK(fabs((double)freq[i] - want) <= 1.001 * EPS * want); /* one rounding */
+            }
+        }
+    }
+}
+
+/* Values worked out from the paper's definition for head 128, theta 10000, 4096 * 4 (the public YaRN models):
+ * turns(i) = ctx * freq(i) / 2 pi; ramp from floor(pair of 32 turns) = 20 to ceil(pair of 1 turn) = 46. */
+TEST(rope_yarn) {
+    float freq[64], mscale;
+    struct kern_rope_params p = { .n_dims = 128, .theta = 10000, .factor = 4, .yarn = true, .ctx_orig = 4096, .attn_factor = 1 };
+    kern_rope_init(&p, freq, &mscale);
+    CHECK(fabs((double)mscale - (0.1 * log(4) + 1)) < 1e-7);
+    for (int i = 0; i < 64; i++) {
+        double f = pow(10000, -i / 64.0), keep = i <= 20 ? 1 : i >= 46 ? 0 : 1 - (i - 20) / 26.0;
+        double want = f * keep + f / 4 * (1 - keep);
+        CHECKF(fabs((double)freq[i] - want) <= 1.001 * EPS * want, "pair %d: %g, want %g", i, (double)freq[i], want);
+    }
+    p.attn_factor = 0.5f;
+    kern_rope_init(&p, freq, &mscale);
+    CHECK(fabs((double)mscale - 0.5 * (0.1 * log(4) + 1)) < 1e-7);
+    p.ctx_orig = 16; /* every dim turns less than once: all interpolated, and no division by zero */
+    kern_rope_init(&p, freq, &mscale);
+    CHECK(fabsf(freq[40] - powf(10000, -40 / 64.0f) / 4) < 1e-9f);
+}
+
+TEST(rope_table_is_exact_at_any_position) {
+    float freq[64], cs[128];
+    struct kern_rope_params p = { .n_dims = 128, .theta = 10000, .factor = 1 };
+    struct kern_rope r = { .n_dims = 128, .head_dim = 128, .inv_freq = freq };
+    kern_rope_init(&p, freq, &r.mscale);
+    r.mscale = 1.25f;
+    for (size_t k = 0; k < sizeof POSITIONS / sizeof *POSITIONS; k++) {
+        kern_rope_table(&r, POSITIONS[k], cs);
+        for (int i = 0; i < 64; i++) {
+            long double a = (long double)POSITIONS[k] * (long double)freq[i];
+            CHECK(fabsl((long double)cs[i] - 1.25L * cosl(a)) <= 1.25L * 1.001L * EPS);
+            CHECK(fabsl((long double)cs[64 + i] - 1.25L * sinl(a)) <= 1.25L * 1.001L * EPS);
+            /* against real-number frequencies: the rounding of freq grows with the position, and nothing else */
+            long double real = (long double)POSITIONS[k] * powl(10000, -i / 64.0L);
+            CHECK(fabsl((long double)cs[i] - 1.25L * cosl(real)) <= 1.25L * (1.001L * EPS + 1.001L * EPS * real));
+        }
+    }
+}
+
+static void rope_apply_form(const char *test_name_, bool neox, uint32_t head_dim, uint32_t n_dims) {
+    float freq[MAX_DIMS / 2], cs[MAX_DIMS], x[3 * MAX_DIMS], y[3 * MAX_DIMS];
+    struct kern_rope_params p = { .n_dims = n_dims, .theta = 10000, .factor = 1 };
+    struct kern_rope r = { .neox = neox, .n_dims = n_dims, .head_dim = head_dim, .inv_freq = freq };
+    uint64_t s = n_dims;
+    kern_rope_init(&p, freq, &r.mscale);
+    for (uint32_t i = 0; i < 3 * head_dim; i++) y[i] = x[i] = rng_normal(&s);
+    kern_rope_table(&r, 1234, cs);
+    kern_rope_apply(&r, cs, y, 3);
+    for (uint32_t h = 0; h < 3; h++) {
+        const float *xh = x + h * head_dim, *yh = y + h * head_dim;
+        for (uint32_t i = 0; i < n_dims / 2; i++) {
+            uint32_t ia = neox ? i : 2 * i, ib = neox ? i + n_dims / 2 : 2 * i + 1;
+            double a = (double)xh[ia], b = (double)xh[ib], t = 1234 * (double)freq[i], size = fabs(a) + fabs(b);
+            CHECK(fabs((double)yh[ia] - (a * cos(t) - b * sin(t))) <= 3 * EPS * size); /* table, product, sum */
+            CHECK(fabs((double)yh[ib] - (a * sin(t) + b * cos(t))) <= 3 * EPS * size);
+        }
+        for (uint32_t i = n_dims; i < head_dim; i++) CHECK(xh[i] == yh[i]);
+    }
+}
+
+TEST(rope_apply_norm_neox_full_and_partial) {
+    for (uint32_t head_dim = 2; head_dim <= MAX_DIMS; head_dim += head_dim < 16 ? 2 : 24)
+        for (uint32_t n_dims = 2; n_dims <= head_dim; n_dims += head_dim < 16 ? 2 : 18) {
+            rope_apply_form(test_name_, false, head_dim, n_dims);
+            rope_apply_form(test_name_, true, head_dim, n_dims);
+        }
+}
+
+int main(void) {
+    RUN(rms_norm_scalar);
+    RUN(rms_norm_avx2);
+    RUN(rms_norm_avx512);
+    RUN(swiglu_scalar);
+    RUN(swiglu_avx2);
+    RUN(swiglu_avx512);
+    RUN(axpy_scalar);
+    RUN(axpy_avx2);
+    RUN(axpy_avx512);
+    RUN(rope_frequencies_plain_linear_and_factors);
+    RUN(rope_yarn);
+    RUN(rope_table_is_exact_at_any_position);
+    RUN(rope_apply_norm_neox_full_and_partial);
+    return test_failed_;
+}

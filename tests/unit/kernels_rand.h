@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the kernel tests share: seeded random numbers, and the level under test. */
+#ifndef MOED_TESTS_KERNELS_RAND_H
+#define MOED_TESTS_KERNELS_RAND_H
+
+#include <math.h>
+#include <stdint.h>
+
+#include "kernels/kernels.h"
+
+static inline uint64_t rng_next(uint64_t *s) {
+    *s = *s * 6364136223846793005u + 1442695040888963407u;
+    return *s >> 33;
+}
+static inline uint32_t rng_below(uint64_t *s, uint32_t n) { return (uint32_t)(rng_next(s) % n); }
+static inline float rng_float(uint64_t *s, float range) { /* (-range, range) */
+    return (float)(((double)rng_next(s) * 0x1p-30 - 1) * (double)range);
+}
+static inline float rng_normal(uint64_t *s) {
+    double u = ((double)rng_next(s) + 1) * 0x1p-31, v = (double)rng_next(s) * 0x1p-31;
+    return (float)(sqrt(-2 * log(u)) * cos(2 * M_PI * v));
+}
+
+/* The ops of a level, or a SKIP line where this CPU lacks it. */
+#define OPS_OR_SKIP(ops, level)                                                                      \
+    const struct kern_ops *ops = kern_cpu_ops(level);                                                \
+    if (!ops) SKIP("this CPU cannot run level %d", (int)(level))
+
+#endif
