@@ -1,7 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Text <-> token ids, from the vocabulary inside a GGUF: byte-level BPE ("gpt2" model with a named split
- * pattern) and SentencePiece BPE ("llama" model). Total: every byte string encodes, invalid UTF-8 included.
+ * pattern) and SentencePiece BPE ("llama" model). Truth is the library a model was published with (tokenizers,
+ * tiktoken, sentencepiece), not another GGUF reader.
+ * Total: every byte string encodes, invalid UTF-8 included. Concatenating the pieces of the ids gives the text
+ * back, byte for byte, for a byte-level vocabulary with all 256 bytes; families whose reference normalises
+ * (Qwen, OLMo, Command R) give its NFC form, SentencePiece may add the leading space its model asks for.
+ * A vocabulary without a token for some byte gives the unknown token there, or nothing when it has none.
  * Immutable after open; encode is re-entrant (any thread), its scratch is allocated per call. */
 #ifndef MOED_MODEL_TOKENIZER_H
 #define MOED_MODEL_TOKENIZER_H
@@ -20,14 +25,16 @@ enum tokenizer_flags {
     TOK_PARSE_SPECIAL = 2, /* text may contain control tokens ("<|im_start|>"); off for user text    */
 };
 
-/* ST_UNSUPPORTED names a tokenizer model or split pattern this build does not have. */
+/* ST_UNSUPPORTED names a tokenizer model or split pattern this build does not have; ST_INVALID a broken vocabulary. */
 int tokenizer_open(struct tokenizer **out, const struct gguf *g, struct err *e); /* returns owned, free with tokenizer_close; copies what it needs */
-void tokenizer_close(struct tokenizer *t);
+void tokenizer_close(struct tokenizer *t);                                        /* takes t; NULL is fine */
 
 /* An upper bound of ids for n_bytes of text, specials included. */
 size_t tokenizer_max_ids(const struct tokenizer *t, size_t n_bytes);
 
-/* Writes at most cap ids; returns the count (>= 0), or ST_NOMEM, or ST_LIMIT when cap is too small. O(n log n). */
+/* Writes at most cap ids; returns the count (>= 0), or ST_NOMEM, or ST_LIMIT when cap is too small or the text
+ * has 512 MiB or more. O(n log n). Without TOK_PARSE_SPECIAL no text becomes a control token; tokens the file
+ * marks user-defined are matched always, as in the reference libraries. */
 int64_t tokenizer_encode(const struct tokenizer *t, const char *text, size_t n_bytes, unsigned flags,
                          int32_t *ids, size_t cap);
 
@@ -40,6 +47,8 @@ int32_t tokenizer_bos(const struct tokenizer *t);            /* -1 when the file
 int32_t tokenizer_eos(const struct tokenizer *t);
 bool tokenizer_is_eog(const struct tokenizer *t, int32_t id);     /* ends a generation: eos, eot, eom and friends */
 bool tokenizer_is_control(const struct tokenizer *t, int32_t id); /* not shown in the text                        */
-int32_t tokenizer_find(const struct tokenizer *t, const char *piece, size_t len); /* id of an exact vocabulary entry, -1 when absent */
+
+/* The id whose piece is exactly these bytes, control and user-defined tokens first; -1 when absent. */
+int32_t tokenizer_find(const struct tokenizer *t, const char *piece, size_t len);
 
 #endif
