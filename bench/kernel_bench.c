@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Speed of the matrix product on one core: per format and number of activation rows, Gop/s (2 per multiply-add) and
+ * GB/s of weights, beside what this core does in the same run at its best: int8 dot product, float FMA, DRAM read.
+ * Weights come from DRAM: experts of 768 x 2048 are walked over a block larger than the caches, in slices of 64
+ * rows as the engine cuts them. Each cell is the best of a few passes. Usage: taskset -c 1 kernel_bench [scalar|avx2|
+ * avx512] [FORMAT]; about 10 seconds for everything. */
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "kernels/kernels.h"
+
+enum { N_IN = 2048, N_OUT = 768, SLICE = 64, MAX_TOKENS = 64, CELL_MS = 30, BLOCK_MIB = 192 };
+
+struct format {
+    enum dtype dtype;
+    const char *name;
+    uint32_t elems, bytes;
+    int scale[2]; /* offsets of f16 scales, -1 none */
+};
+static const struct format formats[] = {
+    { DTYPE_Q4_0, "Q4_0", 32, sizeof(struct block_q4_0), { 0, -1 } },
+    { DTYPE_Q4_1, "Q4_1", 32, sizeof(struct block_q4_1), { 0, 2 } },
+    { DTYPE_Q5_0, "Q5_0", 32, sizeof(struct block_q5_0), { 0, -1 } },
+    { DTYPE_Q5_1, "Q5_1", 32, sizeof(struct block_q5_1), { 0, 2 } },
+    { DTYPE_Q8_0, "Q8_0", 32, sizeof(struct block_q8_0), { 0, -1 } },
+    { DTYPE_Q4_K, "Q4_K", 256, sizeof(struct block_q4_k), { 0, 2 } },
+    { DTYPE_Q5_K, "Q5_K", 256, sizeof(struct block_q5_k), { 0, 2 } },
+    { DTYPE_Q6_K, "Q6_K", 256, sizeof(struct block_q6_k), { 208, -1 } },
+    { DTYPE_IQ4_NL, "IQ4_NL", 32, sizeof(struct block_iq4_nl), { 0, -1 } },
+    { DTYPE_IQ4_XS, "IQ4_XS", 256, sizeof(struct block_iq4_xs), { 0, -1 } },
+    { DTYPE_MXFP4, "MXFP4", 32, sizeof(struct block_mxfp4), { -1, -1 } },
+    { DTYPE_BF16, "BF16", 1, 2, { -1, -1 } },
+    { DTYPE_F16, "F16", 1, 2, { -1, -1 } },
+    { DTYPE_F32, "F32", 1, 4, { -1, -1 } },
+};
+
+static uint32_t rng_state = 1;
+static uint32_t rng(void) { return rng_state = rng_state * 1664525 + 1013904223; }
+
+static double seconds(void) { return (double)clock_mono_ns() * 1e-9; }
+
+static void fill_weights(const struct format *f, uint8_t *w, size_t n_bytes) {
+    for (size_t at = 0; at < n_bytes; at += f->bytes) {
+        if (f->elems == 1) { /* 1 +- something: no subnormals, no NaN */
+            uint32_t u = 0x3f800000 | (rng() >> 9);
+            uint16_t h = f->dtype == DTYPE_BF16 ? (uint16_t)(u >> 16) : (uint16_t)(0x3c00 | (u >> 13 & 0x3ff));
+            memcpy(w + at, f->bytes == 4 ? (void *)&u : (void *)&h, f->bytes);
+            continue;
+        }
+        for (uint32_t i = 0; i < f->bytes; i++)
+            w[at + i] = (uint8_t)(rng() >> 24);
+        if (f->dtype == DTYPE_MXFP4)
+            w[at] = 120;
+        for (int i = 0; i < 2 && f->scale[i] >= 0; i++)
+            memcpy(w + at + f->scale[i], &(uint16_t){ 0x2000 }, 2); /* 2^-7 */
+    }
+}
+
+#if defined(__x86_64__)
+__attribute__((target("avx512f,avx512vnni,avx512bw"))) static double int8_peak_avx512(void) {
+    enum { N = 2000000 };
+    __m512i acc[12];
+    for (int i = 0; i < 12; i++)
+        acc[i] = _mm512_set1_epi32(i);
+    __m512i a = _mm512_set1_epi32(0x01020304), b = _mm512_set1_epi32(0x05060708);
+    double t = seconds();
+    for (int n = 0; n < N; n++)
+#pragma GCC unroll 12
+        for (int i = 0; i < 12; i++)
+            acc[i] = _mm512_dpbusd_epi32(acc[i], a, b);
+    t = seconds() - t;
+    int sum = 0;
+    for (int i = 0; i < 12; i++)
+        sum += _mm512_reduce_add_epi32(acc[i]);
+    return 128.0 * 12 * N / t / 1e9 + (sum == 12345 ? 1e-9 : 0); /* uses sum, so that the loop stays */
+}
+
+__attribute__((target("avx512f"))) static double fma_peak_avx512(void) {
+    enum { N = 2000000 };
+    __m512 acc[12], a = _mm512_set1_ps(0.999f), b = _mm512_set1_ps(1e-3f);
+    for (int i = 0; i < 12; i++)
+        acc[i] = _mm512_set1_ps((float)i);
+    double t = seconds();
+    for (int n = 0; n < N; n++)
+#pragma GCC unroll 12
+        for (int i = 0; i < 12; i++)
+            acc[i] = _mm512_fmadd_ps(acc[i], a, b);
+    t = seconds() - t;
+    float sum = 0;
+    for (int i = 0; i < 12; i++)
+        sum += _mm512_reduce_add_ps(acc[i]);
+    return 32.0 * 12 * N / t / 1e9 + (sum == 12345 ? 1e-9 : 0);
+}
+
+static void print_compute_peak(void) {
+    if (kern_cpu_best() < KERN_AVX512) {
+        printf("# int8 and FMA peak: not measured, this CPU has no AVX-512 VNNI\n");
+        return;
+    }
+    printf("# this core: int8 dot product %.0f Gop/s, f32 FMA %.0f Gflop/s\n", int8_peak_avx512(), fma_peak_avx512());
+}
+#else
+static void print_compute_peak(void) { printf("# int8 and FMA peak: not measured on this architecture\n"); }
+#endif
+
+static double read_bandwidth(const uint8_t *p, size_t n_bytes) {
+    double best = 0;
+    uint64_t sum = 0;
+    for (int pass = 0; pass < 3; pass++) {
+        double t = seconds();
+        const uint64_t *q = (const uint64_t *)p;
+        uint64_t s0 = 0, s1 = 0, s2 = 0, s3 = 0;
+        for (size_t i = 0; i < n_bytes / 8; i += 8) { /* two words of a line suffice to fetch it */
+            s0 += q[i], s1 += q[i + 2], s2 += q[i + 4], s3 += q[i + 6];
+        }
+        sum += s0 + s1 + s2 + s3;
+        double gb = (double)n_bytes / (seconds() - t) / 1e9;
+        best = gb > best ? gb : best;
+    }
+    return best + (sum == 12345 ? 1e-9 : 0);
+}
+
+struct bench {
+    const struct kern_ops *ops;
+    uint8_t *block; /* weights of n_experts matrices */
+    float *x, *y;
+    struct kern_q8 *q;
+};
+
+/* Best seconds per expert matrix. */
+static double measure(const struct bench *b, struct kern_gemm *d, size_t n_experts) {
+    double best = 1e9;
+    size_t expert = 0, bytes = d->row_bytes * N_OUT;
+    for (int pass = 0; pass < 3; pass++) {
+        double t0 = seconds(), t;
+        int n = 0;
+        do {
+            d->w = b->block + expert * bytes;
+            for (uint32_t r = 0; r < N_OUT; r += SLICE)
+                b->ops->gemm(d, r, r + SLICE);
+            expert = (expert + 1) % n_experts;
+            n++;
+            t = seconds() - t0;
+        } while (t < CELL_MS / 3 * 1e-3);
+        best = t / n < best ? t / n : best;
+    }
+    return best;
+}
+
+static void bench_format(const struct bench *b, const struct format *f) {
+    size_t row_bytes = (size_t)N_IN / f->elems * f->bytes, bytes = row_bytes * N_OUT;
+    size_t n_experts = ((size_t)BLOCK_MIB << 20) / bytes;
+    fill_weights(f, b->block, bytes);
+    for (size_t e = 1; e < n_experts; e++)
+        memcpy(b->block + e * bytes, b->block, bytes);
+    bool q8 = kern_gemm_wants_q8(f->dtype);
+    struct kern_gemm d = { .dtype = f->dtype, .row_bytes = row_bytes, .n_in = N_IN, .n_out = N_OUT,
+                           .x = q8 ? (const void *)b->q : (const void *)b->x, .x_stride = q8 ? N_IN / 32 : N_IN,
+                           .y = b->y, .y_stride = N_OUT };
+    printf("%-7s", f->name);
+    for (uint32_t n = 1; n <= MAX_TOKENS; n *= 2) {
+        d.n_tokens = n;
+        double t = measure(b, &d, n_experts);
+        printf(" %4.0f %5.1f |", 2.0 * N_IN * N_OUT * n / t / 1e9, (double)bytes / t / 1e9);
+        fflush(stdout);
+    }
+    printf("\n");
+}
+
+static void bench_all(const struct bench *b, const char *only) {
+    for (size_t i = 0; i < (size_t)MAX_TOKENS * N_IN; i++)
+        b->x[i] = (float)(int32_t)rng() * 0x1p-31f;
+    double t = seconds();
+    b->ops->quantize(b->x, (size_t)MAX_TOKENS * N_IN, b->q);
+    t = seconds() - t;
+    print_compute_peak();
+    memset(b->block, 1, (size_t)BLOCK_MIB << 20);
+    printf("# DRAM read %.1f GB/s (one thread)\n", read_bandwidth(b->block, (size_t)BLOCK_MIB << 20));
+    printf("# level %s, quantize %.2f G values/s; per number of rows: Gop/s, GB/s of weights\n", b->ops->name,
+           (double)MAX_TOKENS * N_IN / t / 1e9);
+    printf("format ");
+    for (uint32_t n = 1; n <= MAX_TOKENS; n *= 2)
+        printf(" %7u rows", n);
+    printf("\n");
+    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
+        if (!only || strcmp(only, formats[i].name) == 0)
+            bench_format(b, &formats[i]);
+}
+
+int main(int argc, char **argv) {
+    static const char *const names[KERN_N_LEVELS] = { "scalar", "avx2", "avx512" };
+    enum kern_level level = kern_cpu_best();
+    if (argc > 1)
+        for (level = KERN_SCALAR; level < KERN_N_LEVELS && strcmp(argv[1], names[level]); level++)
+            ;
+    struct bench b = { .ops = level < KERN_N_LEVELS ? kern_cpu_ops(level) : NULL };
+    if (!b.ops) {
+        fprintf(stderr, "kernel_bench: '%s': no such level, or not on this CPU (scalar, avx2, avx512)\n", argv[1]);
+        return 2;
+    }
+    size_t n = (size_t)MAX_TOKENS * N_IN;
+    b.block = mem_map((size_t)BLOCK_MIB << 20);
+    b.x = mem_map(n * sizeof *b.x);
+    b.y = mem_map((size_t)MAX_TOKENS * N_OUT * sizeof *b.y);
+    b.q = mem_map(n / 32 * sizeof *b.q);
+    if (!b.block || !b.x || !b.y || !b.q) {
+        fprintf(stderr, "kernel_bench: out of memory (needs %d MiB)\n", BLOCK_MIB);
+        return 1;
+    }
+    bench_all(&b, argc > 2 ? argv[2] : NULL);
+    return 0;
+}
