@@ -71,6 +71,7 @@ struct seq {                    /* E's own once submitted; one allocation with i
     seq_id id;                  /* valid while running or cached                            */
     bool share;                 /* may reuse and leave KV                                   */
     bool started;               /* EVENT_STARTED was pushed                                 */
+    bool cached;                /* ended; its KV is kept for others                         */
     uint64_t last_step;         /* running: last step it was part of                        */
     uint64_t last_used;         /* cached: for LRU                                          */
     struct seq *next;           /* queued: FIFO of its group                                */

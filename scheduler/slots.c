@@ -20,11 +20,6 @@ static uint32_t pages_of(const struct sched *s, uint32_t n_tokens)
     return n_tokens / s->info.page_tokens + (n_tokens % s->info.page_tokens != 0);
 }
 
-static bool is_cached(const struct seq *q)
-{
-    return q->request == NULL;
-}
-
 static uint64_t free_pages(const struct sched *s)
 {
     struct engine_stats st;
@@ -39,7 +34,7 @@ static uint64_t cached_pages(const struct sched *s)
     uint64_t n = 0;
 
     for (uint32_t id = 0; id < s->info.n_seqs; id++)
-        if (s->slots[id] && is_cached(s->slots[id]))
+        if (s->slots[id] && s->slots[id]->cached)
             n += pages_of(s, s->slots[id]->n_reserved);
     return n;
 }
@@ -82,7 +77,7 @@ static bool evict_lru(struct sched *s)
     for (uint32_t id = 0; id < s->info.n_seqs; id++) {
         struct seq *q = s->slots[id];
 
-        if (q && is_cached(q) && (!lru || q->last_used < lru->last_used))
+        if (q && q->cached && (!lru || q->last_used < lru->last_used))
             lru = q;
     }
     if (lru)
@@ -113,7 +108,7 @@ static void share_kv(struct sched *s, struct seq *q, struct seq *from, uint32_t 
     }
     q->n_computed = q->n_reserved = q->n_reused = n_tokens;
     prefix__publish(&s->index, q);
-    if (is_cached(from))
+    if (from->cached)
         from->last_used = ++s->lru_clock;
 }
 
@@ -253,7 +248,7 @@ static bool worth_caching(struct sched *s, struct seq *q)
     for (uint32_t id = 0; id < s->info.n_seqs; id++) {
         struct seq *c = s->slots[id];
 
-        if (!c || c == q || !is_cached(c))
+        if (!c || !c->cached)
             continue;
         if (prefix__covers(&s->index, c, q)) {
             c->last_used = ++s->lru_clock;
@@ -276,6 +271,7 @@ static void cache_or_free(struct sched *s, struct seq *q)
         evict_lru(s);
     if (q->n_reserved / s->info.page_tokens > q->n_published + 1)
         trim(s, q);
+    q->cached = true;
     q->last_used = ++s->lru_clock;
     s->n_cached++;
 }
