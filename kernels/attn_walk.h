@@ -16,6 +16,12 @@
 
 #include "kernels/internal.h"
 
+#if defined(__clang__)
+#define KERN__UNROLL _Pragma("unroll")
+#else
+#define KERN__UNROLL _Pragma("GCC unroll 16")
+#endif
+
 enum { KERN__ATTN_BLOCK = 32, KERN__ATTN_GROUP_ROWS = 64 };
 
 struct kern__attn_block {

@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Attention, AVX2: the plan of attn_avx512.c with half the lanes and half the registers. A tile is R query rows
+ * (4, 2 or 1) that see the same keys of a block.
+ *   scores  8 / R keys at a time: 8 accumulators over head_dim, then one transposing tree gives 8 sums
+ *   softmax the block's 32 scores in four registers
+ *   values  R rows x C vectors of out stay in registers while the keys pass in order
+ * The tree adds lanes as (0+2)+(1+3) of each half, then the halves: the same for each of the 8, so a score's bits
+ * do not depend on R or on its place in the tile. The same goes for C in the value step.
+ *
+ * Error of an output element: about (head_dim / 8 + 5) * 2^-24 relative in each score's sum of |q k|, exp 1 ulp,
+ * and (n_keys / 32 + 4) * 2^-24 * max|v|. */
+#include "kernels/attn_walk.h"
+#include "kernels/cpu/vec_avx2.h"
+
+#include <string.h>
+
+struct tile {
+    const float *q[4];
+    float *out[4];
+    float *p[4];      /* scores, then unnormalised probabilities, [KERN__ATTN_BLOCK] */
+    float keep[4];    /* what the earlier sum and output are multiplied by          */
+    const void *k, *v;
+    uint32_t n;       /* keys */
+};
+
+/* Elements i .. i + n (n <= 8) of a K or V row, 0 beyond. There is no masked 16-bit load: short ones are copied. */
+KERN_INLINE __m256 load_kv(enum kern_kv_type type, const void *row, size_t i, uint32_t n) {
+    if (type == KERN_KV_F32)
+        return n == 8 ? _mm256_loadu_ps((const float *)row + i) : _mm256_maskload_ps((const float *)row + i, kern__mask8(n));
+    const uint16_t *src = (const uint16_t *)row + i;
+    uint16_t part[8] = { 0 };
+    if (n < 8) src = memcpy(part, src, n * sizeof *src);
+    __m128i h = _mm_loadu_si128((const __m128i *)src);
+    if (type == KERN_KV_F16) return _mm256_cvtph_ps(h);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
+}
+
+KERN_INLINE __m256 load_f32(const float *x, uint32_t n) {
+    return n == 8 ? _mm256_loadu_ps(x) : _mm256_maskload_ps(x, kern__mask8(n));
+}
+
+KERN_INLINE void store_f32(float *x, uint32_t n, __m256 v) {
+    if (n == 8)
+        _mm256_storeu_ps(x, v);
+    else
+        _mm256_maskstore_ps(x, kern__mask8(n), v);
+}
+
+/* Lanes 4 x + y of half x: (a0+a2)+(a1+a3) of input y. */
+KERN_INLINE __m256 sum_halves(__m256 a, __m256 b, __m256 c, __m256 d) {
+    __m256 ab = _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+    __m256 cd = _mm256_add_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+    __m256d x = _mm256_castps_pd(ab), y = _mm256_castps_pd(cd);
+    return _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(x, y)), _mm256_castpd_ps(_mm256_unpackhi_pd(x, y)));
+}
+
+/* Lane i of the result: the sum of all lanes of a[i]. */
+KERN_INLINE __m256 sum8x8(const __m256 *a) {
+    __m256 p = sum_halves(a[0], a[1], a[2], a[3]), q = sum_halves(a[4], a[5], a[6], a[7]);
+    return _mm256_add_ps(_mm256_permute2f128_ps(p, q, 0x20), _mm256_permute2f128_ps(p, q, 0x31));
+}
+
+/* acc [R][8/R] += q . k over elements i .. i + n */
+KERN_INLINE void dot_step(enum kern_kv_type type, const int R, const struct tile *t, const char *const *key, uint32_t i,
+                          uint32_t n, __m256 *acc) {
+    const int J = 8 / R;
+    KERN__UNROLL
+    for (int x = 0; x < J; x++) {
+        __m256 k = load_kv(type, key[x], i, n);
+        KERN__UNROLL
+        for (int r = 0; r < R; r++) acc[r * J + x] = _mm256_fmadd_ps(load_f32(t->q[r] + i, n), k, acc[r * J + x]);
+    }
+}
+
+/* Scores of keys j .. j + 8/R (the last key again where there are fewer) for R rows. */
+KERN_INLINE void score_keys(enum kern_kv_type type, const int R, const struct tile *t, uint32_t dim, uint32_t j) {
+    const int J = 8 / R;
+    size_t row_bytes = dim * kern__kv_elem_bytes(type);
+    const char *key[8];
+    __m256 acc[8];
+    uint32_t i = 0;
+    KERN__UNROLL
+    for (int x = 0; x < J; x++) key[x] = (const char *)t->k + (j + (uint32_t)x < t->n ? j + (uint32_t)x : t->n - 1) * row_bytes;
+    KERN__UNROLL
+    for (int x = 0; x < 8; x++) acc[x] = _mm256_setzero_ps();
+    for (; i + 8 <= dim; i += 8) dot_step(type, R, t, key, i, 8, acc);
+    if (i < dim) dot_step(type, R, t, key, i, dim - i, acc);
+
+    float sums[8] __attribute__((aligned(32)));
+    _mm256_store_ps(sums, sum8x8(acc));
+    KERN__UNROLL
+    for (int r = 0; r < R; r++) memcpy(t->p[r] + j, sums + r * J, (size_t)J * sizeof *sums);
+}
+
+/* Turns the scores p into exp(score * scale - max); returns what the row's past must be multiplied by. */
+KERN_INLINE float softmax_step(float *p, uint32_t n, float scale, float *max, float *sum) {
+    __m256 s[4], top = _mm256_set1_ps(-INFINITY), total = _mm256_setzero_ps();
+    KERN__UNROLL
+    for (int x = 0; x < 4; x++) {
+        __m256 m = _mm256_castsi256_ps(kern__mask8(n > 8u * (uint32_t)x ? n - 8u * (uint32_t)x : 0));
+        s[x] = _mm256_mul_ps(_mm256_loadu_ps(p + 8 * x), _mm256_set1_ps(scale));
+        s[x] = _mm256_blendv_ps(_mm256_set1_ps(-INFINITY), s[x], m);
+        top = _mm256_max_ps(top, s[x]);
+    }
+    float old = *max, now = kern__max8(top);
+    if (!(now > old)) now = old;
+    KERN__UNROLL
+    for (int x = 0; x < 4; x++) {
+        s[x] = kern__exp8(_mm256_sub_ps(s[x], _mm256_set1_ps(now))); /* -inf lanes give 0 */
+        _mm256_storeu_ps(p + 8 * x, s[x]);
+        total = _mm256_add_ps(total, s[x]);
+    }
+    float keep = now == old ? 1 : _mm256_cvtss_f32(kern__exp8(_mm256_set1_ps(old - now)));
+    *sum = *sum * keep + kern__sum8(total);
+    *max = now;
+    return keep;
+}
+
+/* out[.., i .. i + 8 C) = out * keep + sum over keys p * v for R rows; n < 8 elements only with C = 1. */
+KERN_INLINE void add_values(enum kern_kv_type type, const int R, const int C, const struct tile *t, uint32_t dim,
+                            uint32_t i, uint32_t n) {
+    size_t row_bytes = dim * kern__kv_elem_bytes(type);
+    const char *row = t->v;
+    __m256 acc[8];
+    KERN__UNROLL
+    for (int x = 0; x < R * C; x++)
+        acc[x] = _mm256_mul_ps(load_f32(t->out[x / C] + i + 8 * (x % C), n), _mm256_set1_ps(t->keep[x / C]));
+    for (uint32_t j = 0; j < t->n; j++, row += row_bytes) {
+        __m256 v[8];
+        KERN__UNROLL
+        for (int c = 0; c < C; c++) v[c] = load_kv(type, row, i + 8 * (uint32_t)c, n);
+        KERN__UNROLL
+        for (int x = 0; x < R * C; x++) acc[x] = _mm256_fmadd_ps(_mm256_broadcast_ss(t->p[x / C] + j), v[x % C], acc[x]);
+    }
+    KERN__UNROLL
+    for (int x = 0; x < R * C; x++) store_f32(t->out[x / C] + i + 8 * (x % C), n, acc[x]);
+}
+
+KERN_INLINE void fold_tile(enum kern_kv_type type, const int R, const struct kern__attn_block *b, struct tile *t,
+                           uint32_t row) {
+    const uint32_t wide = R == 1 ? 64 : R == 2 ? 32 : 16; /* 8 accumulators */
+    uint32_t dim_k = b->d->head_dim_k, dim_v = b->d->head_dim_v, i = 0;
+    for (int r = 0; r < R; r++) {
+        t->q[r] = kern__attn_q(b, row + (uint32_t)r);
+        t->out[r] = kern__attn_out(b, row + (uint32_t)r);
+        t->p[r] = b->score + r * KERN__ATTN_BLOCK;
+    }
+    for (uint32_t j = 0; j < t->n; j += 8 / R) score_keys(type, R, t, dim_k, j);
+    for (int r = 0; r < R; r++)
+        t->keep[r] = softmax_step(t->p[r], t->n, b->d->scale, &b->max[row + (uint32_t)r], &b->sum[row + (uint32_t)r]);
+    for (; i + wide <= dim_v; i += wide) add_values(type, R, 8 / R, t, dim_v, i, 8);
+    for (; i + 8 <= dim_v; i += 8) add_values(type, R, 1, t, dim_v, i, 8);
+    if (i < dim_v) add_values(type, R, 1, t, dim_v, i, dim_v - i);
+}
+
+KERN_INLINE void fold_block(enum kern_kv_type type, const struct kern__attn_block *b, const void *k, const void *v) {
+    struct tile t = { .k = k, .v = v };
+    for (uint32_t row = 0, n_rows; row < b->n_rows; row += n_rows) {
+        n_rows = kern__attn_run(b, row, 4);
+        n_rows = n_rows == 3 ? 2 : n_rows;
+        t.n = kern__attn_visible(b, row);
+        if (t.n == 0) continue;
+        if (n_rows == 4)
+            fold_tile(type, 4, b, &t, row);
+        else if (n_rows == 2)
+            fold_tile(type, 2, b, &t, row);
+        else
+            fold_tile(type, 1, b, &t, row);
+    }
+}
+
+KERN_INLINE void kv_to_f32(enum kern_kv_type type, const void *src, size_t n, float *dst) {
+    size_t i = 0;
+    for (; i + 8 <= n; i += 8) _mm256_storeu_ps(dst + i, load_kv(type, src, i, 8));
+    if (i < n) store_f32(dst + i, (uint32_t)(n - i), load_kv(type, src, i, (uint32_t)(n - i)));
+}
+
+/* Conversion is exact, so converting the block beforehand changes no bit; it pays from a few tiles on. */
+KERN_INLINE void fold_16bit(enum kern_kv_type type, const struct kern__attn_block *b) {
+    enum { CONVERT_MIN_ROWS = 16 };
+    if (b->n_rows < CONVERT_MIN_ROWS) {
+        fold_block(type, b, b->k, b->v);
+        return;
+    }
+    kv_to_f32(type, b->k, (size_t)b->n_keys * b->d->head_dim_k, b->k_f32);
+    kv_to_f32(type, b->v, (size_t)b->n_keys * b->d->head_dim_v, b->v_f32);
+    fold_block(KERN_KV_F32, b, b->k_f32, b->v_f32);
+}
+
+static void fold_f32(const struct kern__attn_block *b) { fold_block(KERN_KV_F32, b, b->k, b->v); }
+static void fold_f16(const struct kern__attn_block *b) { fold_16bit(KERN_KV_F16, b); }
+static void fold_bf16(const struct kern__attn_block *b) { fold_16bit(KERN_KV_BF16, b); }
+
+void kern__attn_avx2(const struct kern_attn *d, uint32_t kv_head) {
+    kern__attn_walk(d, kv_head, d->kv_type == KERN_KV_F32 ? fold_f32 : d->kv_type == KERN_KV_F16 ? fold_f16 : fold_bf16);
+}

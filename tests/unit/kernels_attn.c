@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Attention of every level: against a double-precision oracle that knows nothing of pages, blocks or online
+ * softmax, and the two invariances (chunking, company) bit for bit. */
+#include "test.h"
+
+#include <stdlib.h>
+
+#include "kernels_rand.h"
+
+enum { MAX_POS = 300, MAX_HEADS = 12, MAX_DIM = 272, MAX_FLOATS = MAX_POS * MAX_HEADS * MAX_DIM };
+
+/* One sequence with its own shuffled pages in a pool; unused slots of the pool hold NaN. */
+struct world {
+    struct kern_attn d;
+    uint32_t n_pos;
+    int32_t pages[MAX_POS];
+    float *k, *v;  /* [n_pos][n_kv_heads][dim], the values after rounding to the KV type */
+    float *q, *out;
+    void *k_pool, *v_pool;
+};
+
+static float q_[MAX_FLOATS + 16], out_[MAX_FLOATS + 16], again_[MAX_FLOATS + 16];
+static float k_[MAX_FLOATS], v_[MAX_FLOATS];
+static float k_pool_[2 * MAX_FLOATS], v_pool_[2 * MAX_FLOATS];
+static float scratch_[1 << 16] __attribute__((aligned(64)));
+
+static float rounded(enum kern_kv_type t, float x) {
+    if (t == KERN_KV_F16) return kern_f16_to_f32(kern_f32_to_f16(x));
+    if (t == KERN_KV_BF16) return kern_bf16_to_f32(kern_f32_to_bf16(x));
+    return x;
+}
+
+static void world_make(struct world *w, uint64_t *s) {
+    struct kern_attn *d = &w->d;
+    struct kern_kv_store st = { .kv_type = d->kv_type, .k = k_pool_, .v = v_pool_, .page_tokens = d->page_tokens,
+                                .n_kv_heads = d->n_kv_heads, .head_dim_k = d->head_dim_k, .head_dim_v = d->head_dim_v };
+    uint32_t n_pages = (w->n_pos + d->page_tokens - 1) / d->page_tokens, nk = d->n_kv_heads * d->head_dim_k,
+             nv = d->n_kv_heads * d->head_dim_v;
+    memset(k_pool_, 0xFF, sizeof k_pool_); /* NaN in all three types */
+    memset(v_pool_, 0xFF, sizeof v_pool_);
+    for (uint32_t i = 0; i < n_pages; i++) w->pages[i] = (int32_t)i;
+    for (uint32_t i = n_pages - 1; i > 0; i--) {
+        uint32_t j = rng_below(s, i + 1);
+        int32_t t = w->pages[i];
+        w->pages[i] = w->pages[j];
+        w->pages[j] = t;
+    }
+    for (uint32_t p = 0; p < w->n_pos; p++) {
+        for (uint32_t i = 0; i < nk; i++) k_[p * nk + i] = rng_normal(s);
+        for (uint32_t i = 0; i < nv; i++) v_[p * nv + i] = rng_normal(s);
+        kern_kv_store(&st, w->pages[p / d->page_tokens], p % d->page_tokens, k_ + p * nk, v_ + p * nv);
+        for (uint32_t i = 0; i < nk; i++) k_[p * nk + i] = rounded(d->kv_type, k_[p * nk + i]);
+        for (uint32_t i = 0; i < nv; i++) v_[p * nv + i] = rounded(d->kv_type, v_[p * nv + i]);
+    }
+    d->k = k_pool_;
+    d->v = v_pool_;
+    d->pages = w->pages;
+    d->scale = 1 / sqrtf((float)d->head_dim_k);
+    d->q_stride = d->n_heads * d->head_dim_k + rng_below(s, 3);
+    d->out_stride = d->n_heads * d->head_dim_v + rng_below(s, 3);
+    d->scratch = scratch_;
+    w->q = q_ + rng_below(s, 16);
+    w->out = out_ + rng_below(s, 16);
+    for (uint32_t i = 0; i < w->n_pos * d->q_stride; i++) w->q[i] = rng_normal(s);
+}
+
+/* out for positions [p0, p1), calls of at most `chunk` tokens. q and out rows are indexed by position. */
+static void run(const struct world *w, kern_attn_fn attn, uint32_t p0, uint32_t p1, uint32_t chunk, float *out) {
+    for (uint32_t p = p0; p < p1; p += chunk) {
+        struct kern_attn d = w->d;
+        d.pos0 = p;
+        d.n_tokens = p1 - p < chunk ? p1 - p : chunk;
+        d.q = w->q + p * d.q_stride;
+        d.out = out + p * d.out_stride;
+        for (uint32_t h = 0; h < d.n_kv_heads; h++) attn(&d, h);
+    }
+}
+
+/* Worst |out - truth| over the head, as a share of the bound in check_truth. */
+static double head_error(const struct world *w, uint32_t pos, uint32_t head, const float *out) {
+    static double p[MAX_POS];
+    const struct kern_attn *d = &w->d;
+    uint32_t kv = head / (d->n_heads / d->n_kv_heads);
+    const float *q = w->q + pos * d->q_stride + head * d->head_dim_k;
+    double max = -INFINITY, sum = 0, score_slack = 0, worst = 0;
+    for (uint32_t j = 0; j <= pos; j++) {
+        double dot = 0, mag = 0;
+        for (uint32_t i = 0; i < d->head_dim_k; i++) {
+            double x = (double)q[i] * (double)k_[(j * d->n_kv_heads + kv) * d->head_dim_k + i];
+            dot += x;
+            mag += fabs(x);
+        }
+        p[j] = dot * (double)d->scale;
+        if (p[j] > max) max = p[j];
+        if (mag > score_slack) score_slack = mag;
+    }
+    /* A score is off by (dim/8 + 6 + 1) roundings of sum |q k| at most, weights relatively by twice that (the
+     * maximum moves too) plus exp (2 eps); the accumulation adds one rounding per key at most. */
+    score_slack *= (double)d->scale * (d->head_dim_k / 8.0 + 7) * 0x1p-24;
+    for (uint32_t j = 0; j <= pos; j++) sum += p[j] = exp(p[j] - max);
+    for (uint32_t i = 0; i < d->head_dim_v; i++) {
+        double want = 0, mag = 0;
+        for (uint32_t j = 0; j <= pos; j++) {
+            double x = p[j] / sum * (double)v_[(j * d->n_kv_heads + kv) * d->head_dim_v + i];
+            want += x;
+            mag += fabs(x);
+        }
+        double bound = mag * (4 * score_slack + (pos + 8.0) * 0x1p-24);
+        double e = fabs((double)out[pos * d->out_stride + head * d->head_dim_v + i] - want) / bound;
+        if (!(e <= worst)) worst = e;
+    }
+    return worst;
+}
+
+static struct world random_world(uint64_t *s, int round) {
+    static const uint32_t DIMS[] = { 128, 64, 80, 96, 8, 16, 24, 256, 192, 32, 5, 1, 17, 100 };
+    static const uint32_t PAGES[] = { 32, 16, 1, 64, 7, 40, 33, 128 };
+    struct world w = { .n_pos = 1 + rng_below(s, round % 8 ? 90 : MAX_POS) };
+    uint32_t group = 1 + rng_below(s, 6);
+    w.d.kv_type = (enum kern_kv_type)rng_below(s, 3);
+    w.d.n_kv_heads = 1 + rng_below(s, 2);
+    w.d.n_heads = w.d.n_kv_heads * group;
+    w.d.head_dim_k = DIMS[round % 14];
+    w.d.head_dim_v = rng_below(s, 3) ? w.d.head_dim_k : DIMS[rng_below(s, 14)];
+    w.d.page_tokens = PAGES[rng_below(s, 8)];
+    return w;
+}
+
+static void level_truth(const char *test_name_, enum kern_level level) {
+    OPS_OR_SKIP(ops, level);
+    uint64_t s = 21;
+    for (int round = 0; round < 70; round++) {
+        struct world w = random_world(&s, round);
+        world_make(&w, &s);
+        CHECK(kern_attn_scratch_floats(&w.d) + 1 < sizeof scratch_ / sizeof *scratch_);
+        scratch_[kern_attn_scratch_floats(&w.d)] = 321;
+        run(&w, ops->attn, 0, w.n_pos, w.n_pos, w.out);
+        for (uint32_t p = 0; p < w.n_pos; p += w.n_pos < 40 ? 1 : 13)
+            for (uint32_t h = 0; h < w.d.n_heads; h++) {
+                double e = head_error(&w, p, h, w.out);
+                CHECKF(e <= 1, "type %d dims %u/%u page %u heads %u/%u pos %u head %u: %g of the bound", w.d.kv_type,
+                       w.d.head_dim_k, w.d.head_dim_v, w.d.page_tokens, w.d.n_heads, w.d.n_kv_heads, p, h, e);
+            }
+        CHECK(scratch_[kern_attn_scratch_floats(&w.d)] == 321);
+    }
+}
+
+/* The same rows token by token, in random chunks and in one call: the same bits. The pool's slots past the last
+ * stored position are NaN, so a kernel that touches the future of the sequence shows. */
+static void level_invariance(const char *test_name_, enum kern_level level) {
+    OPS_OR_SKIP(ops, level);
+    uint64_t s = 22;
+    for (int round = 0; round < 60; round++) {
+        struct world w = random_world(&s, round);
+        world_make(&w, &s);
+        memset(w.out, 0, w.n_pos * w.d.out_stride * sizeof(float)); /* gaps between rows must compare equal */
+        memset(again_, 0, sizeof again_);
+        run(&w, ops->attn, 0, w.n_pos, w.n_pos, w.out);
+        run(&w, ops->attn, 0, w.n_pos, 1, again_);
+        CHECKF(memcmp(w.out, again_, w.n_pos * w.d.out_stride * sizeof(float)) == 0, "one by one, round %d", round);
+        for (int split = 0; split < 4; split++) {
+            memset(again_, 0, sizeof again_);
+            for (uint32_t p = 0, n; p < w.n_pos; p += n) {
+                n = 1 + rng_below(&s, w.n_pos - p < 50 ? w.n_pos - p : 50);
+                run(&w, ops->attn, p, p + n, n, again_);
+            }
+            CHECKF(memcmp(w.out, again_, w.n_pos * w.d.out_stride * sizeof(float)) == 0, "chunks, round %d", round);
+        }
+    }
+}
+
+/* Scores far apart: the weight is all on one key, whose value must come out exactly; and equal scores. */
+static void level_extremes(const char *test_name_, enum kern_level level) {
+    OPS_OR_SKIP(ops, level);
+    uint64_t s = 23;
+    struct world w = { .n_pos = 100 };
+    w.d = (struct kern_attn){ .kv_type = KERN_KV_F32, .n_heads = 4, .n_kv_heads = 1, .head_dim_k = 64,
+                              .head_dim_v = 64, .page_tokens = 32 };
+    world_make(&w, &s);
+    for (uint32_t i = 0; i < 64; i++) w.q[99 * w.d.q_stride + i] = 1e4f * k_[41 * 64 + i]; /* head 0 wants key 41 */
+    for (uint32_t i = 0; i < 64; i++) w.q[99 * w.d.q_stride + 64 + i] = 0;                 /* head 1 wants all equally */
+    run(&w, ops->attn, 99, 100, 1, w.out);
+    const float *out = w.out + 99 * w.d.out_stride;
+    for (uint32_t i = 0; i < 64; i++) {
+        double mean = 0;
+        for (uint32_t j = 0; j < 100; j++) mean += (double)v_[j * 64 + i] / 100;
+        CHECK(out[i] == v_[41 * 64 + i]);
+        CHECK(fabs((double)out[64 + i] - mean) < 1e-5);
+    }
+    w.q[99 * w.d.q_stride + 128] = NAN; /* a fault stays visible, in its own head only */
+    run(&w, ops->attn, 99, 100, 1, w.out);
+    CHECK(isnan(out[128]) && isnan(out[128 + 63]) && isfinite(out[0]) && isfinite(out[64]) && isfinite(out[192]));
+}
+
+TEST(attn_truth_scalar) { level_truth(test_name_, KERN_SCALAR); }
+TEST(attn_truth_avx2) { level_truth(test_name_, KERN_AVX2); }
+TEST(attn_truth_avx512) { level_truth(test_name_, KERN_AVX512); }
+TEST(attn_invariance_scalar) { level_invariance(test_name_, KERN_SCALAR); }
+TEST(attn_invariance_avx2) { level_invariance(test_name_, KERN_AVX2); }
+TEST(attn_invariance_avx512) { level_invariance(test_name_, KERN_AVX512); }
+TEST(attn_extremes_scalar) { level_extremes(test_name_, KERN_SCALAR); }
+TEST(attn_extremes_avx2) { level_extremes(test_name_, KERN_AVX2); }
+TEST(attn_extremes_avx512) { level_extremes(test_name_, KERN_AVX512); }
+
+int main(void) {
+    RUN(attn_truth_scalar);
+    RUN(attn_truth_avx2);
+    RUN(attn_truth_avx512);
+    RUN(attn_invariance_scalar);
+    RUN(attn_invariance_avx2);
+    RUN(attn_invariance_avx512);
+    RUN(attn_extremes_scalar);
+    RUN(attn_extremes_avx2);
+    RUN(attn_extremes_avx512);
+    return test_failed_;
+}
