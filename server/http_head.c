@@ -7,27 +7,23 @@
 
 #include "server/http_parse.h"
 
-static const char *span_ptr(const struct http_parse *p, struct http_span s)
-{
+static const char *span_ptr(const struct http_parse *p, struct http_span s) {
     return p->head.data + s.off;
 }
 
-static bool name_is(const struct http_parse *p, const struct http_header *h, const char *name)
-{
+static bool name_is(const struct http_parse *p, const struct http_header *h, const char *name) {
     size_t n = strlen(name);
     return h->name.len == n && strncasecmp(span_ptr(p, h->name), name, n) == 0;
 }
 
-static uint32_t header_count(const struct http_parse *p, const char *name)
-{
+static uint32_t header_count(const struct http_parse *p, const char *name) {
     uint32_t n = 0;
     for (uint32_t i = 0; i < p->n_headers; i++)
         n += name_is(p, &p->headers[i], name);
     return n;
 }
 
-const char *http_parse_header(const struct http_parse *p, const char *name, size_t *len)
-{
+const char *http_parse_header(const struct http_parse *p, const char *name, size_t *len) {
     for (uint32_t i = 0; i < p->n_headers; i++) {
         const struct http_header *h = &p->headers[i];
         if (name_is(p, h, name)) {
@@ -39,15 +35,13 @@ const char *http_parse_header(const struct http_parse *p, const char *name, size
     return NULL;
 }
 
-static bool text_is(const char *s, size_t n, const char *word)
-{
+static bool text_is(const char *s, size_t n, const char *word) {
     return s != NULL && n == strlen(word) && strncasecmp(s, word, n) == 0;
 }
 
 /* ---- request line ---- */
 
-static int check_version(struct http_parse *p)
-{
+static int check_version(struct http_parse *p) {
     const char *v = p->head.data + p->method_len + 1 + p->target_len + 1; /* "HTTP/x.y" */
     if (v[5] != '1' || (v[7] != '0' && v[7] != '1'))
         return http__fail(p, 505, "Only HTTP/1.0 and HTTP/1.1 are served.");
@@ -55,8 +49,7 @@ static int check_version(struct http_parse *p)
     return 0;
 }
 
-static int check_method(struct http_parse *p)
-{
+static int check_method(struct http_parse *p) {
     static const char *const names[N_METHODS] = {
         [METHOD_GET] = "GET", [METHOD_HEAD] = "HEAD", [METHOD_POST] = "POST", [METHOD_PUT] = "PUT",
         [METHOD_DELETE] = "DELETE", [METHOD_PATCH] = "PATCH", [METHOD_OPTIONS] = "OPTIONS",
@@ -74,8 +67,7 @@ static int check_method(struct http_parse *p)
 
 /* ---- Host ---- */
 
-static bool host_chars(const char *s, size_t n)
-{
+static bool host_chars(const char *s, size_t n) {
     for (size_t i = 0; i < n; i++) {
         unsigned char c = (unsigned char)s[i];
         bool ok = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
@@ -86,8 +78,7 @@ static bool host_chars(const char *s, size_t n)
     return true;
 }
 
-static int check_host(struct http_parse *p)
-{
+static int check_host(struct http_parse *p) {
     uint32_t n_hosts = header_count(p, "Host");
     if (n_hosts > 1)
         return http__fail(p, 400, "The request has more than one Host header.");
@@ -102,28 +93,29 @@ static int check_host(struct http_parse *p)
 
 /* ---- target ---- */
 
-static int hex_digit(char ch)
-{
+static int hex_digit(char ch) {
     if (ch >= '0' && ch <= '9')
         return ch - '0';
     ch = (char)(ch | 0x20);
     return ch >= 'a' && ch <= 'f' ? ch - 'a' + 10 : -1;
 }
 
-/* Decodes exactly once. "%2F" stays out of routing: a proxy that filters by path reads it as one segment. */
-static int decode_path(struct http_parse *p, const char *s, size_t n)
-{
+/* Decodes exactly once. "%2F" stays as it is, so that it cannot match a route: to a proxy that filters by path it
+ * is part of one segment. */
+static int decode_path(struct http_parse *p, const char *s, size_t n) {
     for (size_t i = 0; i < n; i++) {
         char c = s[i];
         if (c == '%') {
             int hi = i + 2 < n ? hex_digit(s[i + 1]) : -1, lo = i + 2 < n ? hex_digit(s[i + 2]) : -1;
             if (hi < 0 || lo < 0)
                 return http__fail(p, 400, "The request target holds a malformed percent escape.");
-            c = (char)(hi * 16 + lo);
-            i += 2;
-            if (c == 0)
+            int byte = hi * 16 + lo;
+            if (byte == 0)
                 return http__fail(p, 400, "The request target holds an encoded NUL.");
-            p->slash_hidden |= c == '/';
+            if (byte != '/') {
+                c = (char)byte;
+                i += 2;
+            }
         }
         if (buf_putc(&p->text, c) != 0)
             return http__fail(p, 503, "The server is out of memory.");
@@ -132,8 +124,7 @@ static int decode_path(struct http_parse *p, const char *s, size_t n)
 }
 
 /* "http://authority/path": the authority must be the Host, else a proxy and we would serve different sites. */
-static int strip_authority(struct http_parse *p, const char **s, size_t *n)
-{
+static int strip_authority(struct http_parse *p, const char **s, size_t *n) {
     static const char scheme[] = "http://";
     size_t skip = sizeof scheme - 1, host_len;
     if (*n <= skip || strncasecmp(*s, scheme, skip) != 0)
@@ -152,8 +143,7 @@ static int strip_authority(struct http_parse *p, const char **s, size_t *n)
     return 0;
 }
 
-static int check_target(struct http_parse *p)
-{
+static int check_target(struct http_parse *p) {
     const char *s = p->head.data + p->method_len + 1;
     size_t n = p->target_len;
     bool star = n == 1 && s[0] == '*' && p->method == METHOD_OPTIONS;
@@ -178,8 +168,7 @@ static int check_target(struct http_parse *p)
 
 /* ---- framing ---- */
 
-static int check_transfer_encoding(struct http_parse *p, bool has_length)
-{
+static int check_transfer_encoding(struct http_parse *p, bool has_length) {
     uint32_t n_te = header_count(p, "Transfer-Encoding");
     if (n_te == 0)
         return 0;
@@ -197,8 +186,7 @@ static int check_transfer_encoding(struct http_parse *p, bool has_length)
     return 0;
 }
 
-static int check_length(struct http_parse *p)
-{
+static int check_length(struct http_parse *p) {
     uint32_t n_cl = header_count(p, "Content-Length");
     if (n_cl > 1)
         return http__fail(p, 400, "The request has more than one Content-Length header.");
@@ -224,8 +212,7 @@ static int check_length(struct http_parse *p)
     return 0;
 }
 
-static int check_expect(struct http_parse *p)
-{
+static int check_expect(struct http_parse *p) {
     size_t n;
     const char *expect = http_parse_header(p, "Expect", &n);
     if (expect == NULL || p->http10) /* RFC 9110 10.1.1: ignored in HTTP/1.0 */
@@ -237,8 +224,7 @@ static int check_expect(struct http_parse *p)
 }
 
 /* Is `token` in any Connection header's comma list? */
-static bool connection_has(const struct http_parse *p, const char *token)
-{
+static bool connection_has(const struct http_parse *p, const char *token) {
     for (uint32_t i = 0; i < p->n_headers; i++) {
         const struct http_header *h = &p->headers[i];
         if (!name_is(p, h, "Connection"))
@@ -260,8 +246,7 @@ static bool connection_has(const struct http_parse *p, const char *token)
     return false;
 }
 
-int http__head_check(struct http_parse *p)
-{
+int http__head_check(struct http_parse *p) {
     static int (*const checks[])(struct http_parse *) = {check_version, check_method, check_host,
                                                          check_target,  check_length, check_expect};
     for (size_t i = 0; i < sizeof checks / sizeof *checks; i++)

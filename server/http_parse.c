@@ -7,8 +7,7 @@
 
 #include <string.h>
 
-int http__fail(struct http_parse *p, int status, const char *reason)
-{
+int http__fail(struct http_parse *p, int status, const char *reason) {
     if (p->error_status == 0) {
         p->error_status = status;
         p->error_reason = reason;
@@ -17,14 +16,12 @@ int http__fail(struct http_parse *p, int status, const char *reason)
     return p->error_status;
 }
 
-static bool is_tchar(unsigned char c)
-{
+static bool is_tchar(unsigned char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
            (c != 0 && strchr("!#$%&'*+-.^_`|~", c) != NULL);
 }
 
-static int hex_value(unsigned char c)
-{
+static int hex_value(unsigned char c) {
     if (c >= '0' && c <= '9')
         return c - '0';
     c |= 0x20;
@@ -33,8 +30,7 @@ static int hex_value(unsigned char c)
 
 /* ---- the request line ---- */
 
-static int start_byte(struct http_parse *p, unsigned char c)
-{
+static int start_byte(struct http_parse *p, unsigned char c) {
     if (c == '\r' && p->n_crlf < LIMIT_LEADING_CRLF) {
         p->line = LINE_START_LF;
         return 0;
@@ -46,8 +42,7 @@ static int start_byte(struct http_parse *p, unsigned char c)
     return 0;
 }
 
-static int method_byte(struct http_parse *p, unsigned char c)
-{
+static int method_byte(struct http_parse *p, unsigned char c) {
     if (c == ' ') {
         p->line = LINE_TARGET;
         return 0;
@@ -59,8 +54,7 @@ static int method_byte(struct http_parse *p, unsigned char c)
     return 0;
 }
 
-static int target_byte(struct http_parse *p, unsigned char c)
-{
+static int target_byte(struct http_parse *p, unsigned char c) {
     if (c == ' ') {
         if (p->target_len == 0)
             return http__fail(p, 400, "The request line holds two spaces in a row.");
@@ -75,8 +69,7 @@ static int target_byte(struct http_parse *p, unsigned char c)
 }
 
 /* "HTTP/" DIGIT "." DIGIT, then CR. Which digits are served is decided with the whole head. */
-static int version_byte(struct http_parse *p, unsigned char c)
-{
+static int version_byte(struct http_parse *p, unsigned char c) {
     static const char pattern[] = "HTTP/0.0";
     uint32_t i = p->version_len;
     if (i == sizeof pattern - 1) {
@@ -93,8 +86,7 @@ static int version_byte(struct http_parse *p, unsigned char c)
 
 /* ---- header and trailer lines ---- */
 
-static int name_start_byte(struct http_parse *p, unsigned char c)
-{
+static int name_start_byte(struct http_parse *p, unsigned char c) {
     if (c == '\r') {
         p->line = LINE_END_LF;
         return 0;
@@ -110,8 +102,7 @@ static int name_start_byte(struct http_parse *p, unsigned char c)
     return 0;
 }
 
-static int name_byte(struct http_parse *p, unsigned char c)
-{
+static int name_byte(struct http_parse *p, unsigned char c) {
     struct http_header *h = &p->headers[p->n_lines - 1];
     if (c == ':') {
         h->value = (struct http_span){.off = (uint32_t)p->head.len, .len = 0};
@@ -124,8 +115,7 @@ static int name_byte(struct http_parse *p, unsigned char c)
     return 0;
 }
 
-static int value_byte(struct http_parse *p, unsigned char c)
-{
+static int value_byte(struct http_parse *p, unsigned char c) {
     struct http_header *h = &p->headers[p->n_lines - 1];
     if (c == '\r') {
         const char *s = p->head.data + h->value.off;
@@ -147,8 +137,7 @@ static int value_byte(struct http_parse *p, unsigned char c)
     return 0;
 }
 
-static int line_feed(struct http_parse *p, unsigned char c, int next)
-{
+static int line_feed(struct http_parse *p, unsigned char c, int next) {
     if (c != '\n')
         return http__fail(p, 400, "A carriage return is not followed by a line feed.");
     p->line = next;
@@ -156,8 +145,7 @@ static int line_feed(struct http_parse *p, unsigned char c, int next)
 }
 
 /* One byte of the head or of the trailer section; 0 or an HTTP status. */
-static int head_byte(struct http_parse *p, char ch)
-{
+static int head_byte(struct http_parse *p, char ch) {
     unsigned char c = (unsigned char)ch;
     switch (p->line) {
     case LINE_START_LF:
@@ -192,14 +180,12 @@ static int head_byte(struct http_parse *p, char ch)
 
 /* ---- llhttp, the second opinion ---- */
 
-static int on_headers_complete(llhttp_t *ll)
-{
+static int on_headers_complete(llhttp_t *ll) {
     ll->upgrade = 0; /* Upgrade is ignored, as RFC 9110 7.8 allows; Java and curl offer h2c with ordinary requests */
     return 0;
 }
 
-static int on_body(llhttp_t *ll, const char *at, size_t n)
-{
+static int on_body(llhttp_t *ll, const char *at, size_t n) {
     struct http_parse *p = ll->data;
     uint64_t *total = p->limits->body_total;
     if (p->body.len + n > p->limits->max_body_bytes)
@@ -213,16 +199,14 @@ static int on_body(llhttp_t *ll, const char *at, size_t n)
     return 0;
 }
 
-static int on_chunk_header(llhttp_t *ll)
-{
+static int on_chunk_header(llhttp_t *ll) {
     struct http_parse *p = ll->data;
     p->remaining = ll->content_length;
     p->llhttp_last_chunk = ll->content_length == 0;
     return 0;
 }
 
-static int on_message_complete(llhttp_t *ll)
-{
+static int on_message_complete(llhttp_t *ll) {
     struct http_parse *p = ll->data;
     p->llhttp_done = true;
     return 0;
@@ -235,8 +219,7 @@ static const llhttp_settings_t llhttp_callbacks = {
     .on_message_complete = on_message_complete,
 };
 
-static int llhttp_take(struct http_parse *p, const char *data, size_t n)
-{
+static int llhttp_take(struct http_parse *p, const char *data, size_t n) {
     if (n == 0)
         return 0;
     if (llhttp_execute(&p->llhttp, data, n) == HPE_OK)
@@ -246,8 +229,7 @@ static int llhttp_take(struct http_parse *p, const char *data, size_t n)
 
 /* ---- bodies ---- */
 
-static int head_done(struct http_parse *p)
-{
+static int head_done(struct http_parse *p) {
     p->n_headers = p->n_lines;
     int rc = http__head_check(p);
     if (rc == 0)
@@ -267,8 +249,7 @@ static int head_done(struct http_parse *p)
 
 /* A byte of "SIZE[;extension]CRLF". llhttp checks the grammar of the whole line afterwards; here only what must
  * be known at once: lengths and bytes that could end the line for somebody else. */
-static int chunk_line_byte(struct http_parse *p, char ch)
-{
+static int chunk_line_byte(struct http_parse *p, char ch) {
     unsigned char c = (unsigned char)ch;
     if (p->line == LINE_VALUE_LF)
         return line_feed(p, c, LINE_DONE);
@@ -294,8 +275,7 @@ static int chunk_line_byte(struct http_parse *p, char ch)
 }
 
 /* After a whole chunk-size line: data with its CRLF follows, or the trailers. */
-static int chunk_line_done(struct http_parse *p)
-{
+static int chunk_line_done(struct http_parse *p) {
     p->line = LINE_VALUE;
     p->chunk_digits = 0;
     p->in_ext = false;
@@ -313,8 +293,7 @@ static int chunk_line_done(struct http_parse *p)
     return 0;
 }
 
-static void feed_chunk_line(struct http_parse *p, const char *data, size_t n, size_t *used)
-{
+static void feed_chunk_line(struct http_parse *p, const char *data, size_t n, size_t *used) {
     size_t from = *used;
     int rc = 0;
     while (*used < n && p->line != LINE_DONE && rc == 0)
@@ -323,8 +302,7 @@ static void feed_chunk_line(struct http_parse *p, const char *data, size_t n, si
         chunk_line_done(p);
 }
 
-static void feed_counted(struct http_parse *p, const char *data, size_t n, size_t *used)
-{
+static void feed_counted(struct http_parse *p, const char *data, size_t n, size_t *used) {
     size_t take = n - *used < p->remaining ? n - *used : (size_t)p->remaining;
     if (llhttp_take(p, data + *used, take) != 0)
         return;
@@ -341,8 +319,7 @@ static void feed_counted(struct http_parse *p, const char *data, size_t n, size_
 }
 
 /* Trailers are checked like headers and then ignored: llhttp is told of an empty trailer section. */
-static void feed_trailer(struct http_parse *p, const char *data, size_t n, size_t *used)
-{
+static void feed_trailer(struct http_parse *p, const char *data, size_t n, size_t *used) {
     while (*used < n && p->line != LINE_DONE)
         if (head_byte(p, data[(*used)++]) != 0)
             return;
@@ -354,8 +331,7 @@ static void feed_trailer(struct http_parse *p, const char *data, size_t n, size_
         http__fail(p, 400, "The end of the request body is ambiguous.");
 }
 
-enum parse_event http_parse_feed(struct http_parse *p, const char *data, size_t n, size_t *used)
-{
+enum parse_event http_parse_feed(struct http_parse *p, const char *data, size_t n, size_t *used) {
     *used = 0;
     if (p->phase == PHASE_HEAD) {
         while (*used < n && p->line != LINE_DONE)
@@ -379,8 +355,7 @@ enum parse_event http_parse_feed(struct http_parse *p, const char *data, size_t 
 
 /* ---- life ---- */
 
-static void start(struct http_parse *p)
-{
+static void start(struct http_parse *p) {
     struct buf head = p->head, text = p->text, body = p->body;
     const struct http_limits *limits = p->limits;
     memset(p, 0, sizeof *p);
@@ -393,8 +368,7 @@ static void start(struct http_parse *p)
     p->llhttp.data = p;
 }
 
-void http_parse_init(struct http_parse *p, const struct http_limits *limits)
-{
+void http_parse_init(struct http_parse *p, const struct http_limits *limits) {
     buf_init(&p->head, limits->max_header_bytes);
     buf_init(&p->text, LIMIT_URI_BYTES + 2);
     buf_init(&p->body, limits->max_body_bytes);
@@ -402,8 +376,7 @@ void http_parse_init(struct http_parse *p, const struct http_limits *limits)
     start(p);
 }
 
-void http_parse_clear(struct http_parse *p)
-{
+void http_parse_clear(struct http_parse *p) {
     if (p->limits->body_total != NULL)
         *p->limits->body_total -= p->body.len;
     buf_clear(&p->head);
@@ -411,13 +384,11 @@ void http_parse_clear(struct http_parse *p)
     buf_clear(&p->body);
 }
 
-void http_parse_reset(struct http_parse *p)
-{
+void http_parse_reset(struct http_parse *p) {
     http_parse_clear(p);
     start(p);
 }
 
-bool http_parse_started(const struct http_parse *p)
-{
+bool http_parse_started(const struct http_parse *p) {
     return p->phase != PHASE_HEAD || p->line != LINE_START || p->n_crlf > 0;
 }

@@ -47,10 +47,9 @@ struct http_parse {
     /* results, valid from PARSE_HEAD on */
     enum http_method method;
     bool http10, keep_alive, chunked, expect_continue;
-    bool slash_hidden;                 /* the path held an encoded '/': no route may match it            */
     uint64_t content_length;           /* 0 when chunked or absent                                       */
     bool has_length;
-    const char *path;                  /* decoded once, NUL-terminated, no NUL inside                    */
+    const char *path;                  /* decoded once but for "%2F"; NUL-terminated, no NUL inside      */
     const char *query;                 /* raw, "" when absent                                            */
     struct buf body;
     int error_status;                  /* HTTP status of the answer                                      */

@@ -12,6 +12,7 @@
 #include "server/http_parse.h"
 #include "server/internal.h"
 #include "server/limits.h"
+#include "server/metrics_hist.h"
 
 enum conn_state {
     CONN_IDLE,    /* between requests: not a byte of the next one                        */
@@ -34,7 +35,7 @@ struct conn {
     struct buf ahead;          /* bytes read past the current request                           */
     struct exchange_box *box;  /* in flight (CONN_BUSY)                                         */
     bool in_process, paused;   /* inside conn__process; reading stopped                         */
-    bool eof, shutdown_done, sent_any, sent_continue;
+    bool eof, shutdown_done, sent_any;  
     uint64_t since_ms;         /* when `state` was entered                                      */
     uint64_t read_ms;          /* last byte from the client                                     */
     uint64_t body_start_ms, body_bytes;
@@ -52,6 +53,7 @@ struct exchange_box {
     struct exchange_box *gone_next; /* list of boxes whose on_gone is due                       */
     bool gone_due;
     bool keep_alive, chunked;
+    bool dispatched;           /* a handler has it: on_gone matters                            */
     int status;                /* of the response; 0 = none yet                                 */
     int route;                 /* index for metrics                                             */
 };
@@ -67,7 +69,7 @@ struct listener {
     uint32_t n_conns, max_conns;
     uint32_t n_boxes;          /* exchanges not ended, with or without a client                 */
     bool accept_paused;        /* a connection waits in libuv until one closes                  */
-    bool tick_runs, bound_loopback;
+    bool handles;              /* initialised                                                  */
     struct http_limits limits;
     uint64_t body_bytes;       /* in all bodies of the process                                  */
     uint64_t next_id, id_salt; /* generated request ids                                         */
@@ -81,25 +83,26 @@ struct listener {
 
 /* ---- metrics ---- */
 
-enum { HTTP_N_ROUTES = 8, HTTP_N_CODES = 20, HTTP_N_TIMES = 14 };
+enum { HTTP_N_ROUTES = 8, HTTP_N_CODES = 20 }; /* the last of each means "other" */
 enum http_timeout { TIMEOUT_HEAD, TIMEOUT_BODY, TIMEOUT_IDLE, TIMEOUT_WRITE, N_TIMEOUTS };
 
 struct http_stats {
-    uint64_t n_accepted, n_rejected_idle;             /* idle connections closed to make room         */
+    uint64_t n_accepted, n_evicted;                   /* idle connections closed to make room         */
     uint64_t requests[HTTP_N_ROUTES][HTTP_N_CODES];
     uint64_t parse_errors[HTTP_N_CODES];
     uint64_t timeouts[N_TIMEOUTS];
     uint64_t n_gone, n_overflow;                      /* clients lost mid-request; of those, too slow */
-    uint64_t time_buckets[HTTP_N_TIMES + 1], time_sum_ns, n_times;
+    struct hist seconds;                              /* request head complete to response complete   */
 };
+void http_stats__init(struct http_stats *st);
 int http_stats__code_index(int status);
-int http_stats__code(int index);                      /* 0 = other */
-double http_stats__bucket(int index);                 /* upper bound in seconds */
 void http_stats__count(struct http_stats *st, int route, int status, uint64_t ns);
+void http_stats__put(const struct server *s, struct buf *out); /* Prometheus text */
 
 /* ---- listener.c ---- */
 int listener__open(struct server *s, struct err *e);
-void listener__close(struct server *s);               /* closes every handle; the loop then runs dry */
+void listener__close(struct server *s);               /* closes every handle and runs the loop dry */
+void listener__free(struct server *s);                /* after the last exchange ended */
 void listener__defer_ready(struct conn *c);
 void listener__defer_gone(struct exchange_box *b);
 void listener__defer(struct server *s);               /* run the deferred work soon */
@@ -109,7 +112,7 @@ void listener__tick_start(struct server *s);
 void listener__close_idle(struct server *s);          /* every connection between requests */
 void server__check_done(struct server *s);            /* server.c: stop the loop when nothing is left to wait for */
 void server__drain(struct server *s);                 /* server.c: first SIGTERM or SIGINT */
-void server__cut(struct server *s);                   /* server.c: second signal, or drain_timeout_ms passed */
+void server__cut(struct server *s, bool at_once);     /* server.c: second signal, or drain_timeout_ms passed */
 
 /* ---- signals.c ---- */
 int signals__open(struct server *s, struct err *e);
@@ -130,14 +133,13 @@ void exchange__client_lost(struct exchange_box *b);   /* conn is closing; on_gon
 void exchange__finish(struct exchange_box *b);        /* the response is complete: frees, tells the connection */
 
 /* ---- reply.c ---- */
-void reply__date(struct listener *l);
-const char *reply__reason(int status);
-void reply__connection(const struct exchange_box *b, struct buf *head); /* common header lines of a response */
-void reply__refuse(struct conn *c, int status, const char *reason);     /* answer a request that has no exchange */
+void reply__head(struct exchange_box *b, int status, const char *content_type, struct buf *head); /* common header lines; sets b->status */
+void reply__refuse(struct conn *c, int status, const char *reason); /* answers a request whose head or body is no good, and closes */
+void reply__not_allowed(struct exchange *x, const char *allow);     /* 405 */
+void reply__allow(struct exchange *x, const char *extra);           /* 200 without content, for OPTIONS */
 
 /* ---- route.c ---- */
-int route__find(const char *path, enum http_method m, uint32_t *allow); /* index, or -1; allow = methods of the path */
-const char *route__name(int index);
+const char *route__name(int index);                                     /* "other" for -1 */
 bool route__check(struct exchange *x, const struct http_parse *p);      /* before the body: false = answered */
 
 #endif

@@ -1,0 +1,241 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * `moed serve`: puts the modules together, runs the server, takes everything down in reverse order. Every error is one
+ * line on stderr and an exit code. The port is tried before the model is loaded, because loading takes
+ * minutes and a taken port should not. */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/pool.h"
+#include "base/version.h"
+#include "config/config.h"
+#include "engine/engine.h"
+#include "kernels/kernels.h"
+#include "model/model.h"
+#include "model/tokenizer.h"
+#include "server/commands.h"
+#include "server/server.h"
+#include "server/sysinfo.h"
+
+enum { MAX_CPUS = 1024, POOL_SPIN_US = 100 };
+
+#define MIB (1024.0 * 1024.0)
+
+struct app {
+    struct config config;
+    struct model *model;
+    struct tokenizer *tokenizer;
+    struct pool *pool;
+    struct engine *engine;
+    struct server *server;
+    char name[128];        /* model id shown to clients */
+    const char *file_name; /* base name of config.model */
+    uint64_t ram_bytes;    /* the ceiling in force */
+};
+
+/* ---- options -> module options ---- */
+
+/* "0-3,8" -> 0 1 2 3 8. Returns the count. */
+static int parse_cpus(const char *text, int *cpus, int cap, struct err *e) {
+    int n = 0;
+    for (const char *s = text; *s != '\0';) {
+        char *end;
+        long first = strtol(s, &end, 10), last = first;
+        bool ok = end != s && first >= 0 && first < MAX_CPUS;
+        if (ok && *end == '-') {
+            s = end + 1;
+            last = strtol(s, &end, 10);
+            ok = end != s && last >= first && last < MAX_CPUS;
+        }
+        if (!ok || (*end != '\0' && *end != ',') || (*end == ',' && end[1] == '\0') || n + (last - first) >= cap)
+            return err_set(e, ST_INVALID, "cpus: \"%.60s\" is not a list like 0-3,8 of CPU numbers below %d", text, MAX_CPUS);
+        for (long cpu = first; cpu <= last; cpu++) cpus[n++] = (int)cpu;
+        s = *end == ',' ? end + 1 : end;
+    }
+    return n;
+}
+
+static int open_pool(struct app *a, struct err *e) {
+    int cpus[MAX_CPUS];
+    int n = parse_cpus(a->config.cpus, cpus, MAX_CPUS, e);
+    if (n < 0) return n;
+    struct pool_opts o = {.n_threads = (int)a->config.threads, .cpus = n > 0 ? cpus : NULL, .n_cpus = n, .spin_us = POOL_SPIN_US};
+    if (o.n_threads == 0) o.n_threads = n > 0 ? n : pool_default_threads();
+    return pool_open(&a->pool, &o, e);
+}
+
+static const struct kern_ops *pick_kernels(const struct config *c, struct err *e) {
+    enum kern_level level = strcmp(c->cpu_level, "avx512") == 0 ? KERN_AVX512
+                          : strcmp(c->cpu_level, "avx2") == 0   ? KERN_AVX2
+                          : strcmp(c->cpu_level, "scalar") == 0 ? KERN_SCALAR
+                                                                : kern_cpu_best();
+    const struct kern_ops *ops = kern_cpu_ops(level);
+    if (ops == NULL)
+        err_set(e, ST_UNSUPPORTED, "cpu-level: this CPU cannot run %s; auto would take %s", c->cpu_level,
+                kern_cpu_ops(kern_cpu_best())->name);
+    return ops;
+}
+
+/* The id shown to clients: the alias, or the file name without ".gguf"; printable ASCII without quotes, so that it is safe
+ * in JSON, headers, logs and labels. */
+static void name_model(struct app *a) {
+    const char *slash = strrchr(a->config.model, '/');
+    a->file_name = slash != NULL ? slash + 1 : a->config.model;
+    const char *from = a->config.model_alias[0] != '\0' ? a->config.model_alias : a->file_name;
+    size_t n = strlen(from);
+    if (from == a->file_name && n > 5 && strcmp(from + n - 5, ".gguf") == 0) n -= 5;
+    if (n >= sizeof a->name) n = sizeof a->name - 1;
+    for (size_t i = 0; i < n; i++) a->name[i] = from[i] > ' ' && from[i] < 127 && strchr("\"\\<>", from[i]) == NULL ? from[i] : '_';
+    a->name[n] = '\0';
+}
+
+/* ---- memory ---- */
+
+/* What is free now, less a margin for the HTTP side, the page cache and everybody else. */
+static uint64_t ram_ceiling(const struct config *c) {
+    if (c->ram_bytes != 0) return c->ram_bytes;
+    uint64_t left = sys_ram_available(), margin = left / 16 + 128 * 1024 * 1024;
+    return left > 2 * margin ? left - margin : left / 2;
+}
+
+static int plan_memory(struct app *a, const struct engine_opts *o, struct err *e) {
+    struct engine_memory m;
+    int rc = engine_plan_memory(o, &m, e);
+    if (rc != ST_OK) return rc;
+    log_info("memory", "weights %.1f + KV %.1f + scratch %.1f = %.1f MiB, ceiling %.1f MiB (%s); KV for %u tokens in %s, context %u (%s)",
+             (double)m.weights / MIB, (double)m.kv / MIB, (double)m.scratch / MIB, (double)m.total / MIB, (double)o->ram_bytes / MIB,
+             a->config.ram_bytes != 0 ? "option ram" : "free now less a margin; option ram sets it", m.kv_tokens, a->config.kv_type,
+             m.n_ctx, a->config.context != 0 ? "option context" : "the model's, or what fits");
+    return ST_OK;
+}
+
+/* One token through every layer and the head: faults the weights in, and a broken model fails here, not at a client. */
+static int warm_up(struct app *a, struct err *e) {
+    const struct engine_ops *ops = engine_ops();
+    const struct kern_sample greedy = {.top_p = 1, .repetition_penalty = 1, .n_top_logprobs = -1};
+    int32_t token = tokenizer_bos(a->tokenizer) >= 0 ? tokenizer_bos(a->tokenizer) : 0;
+    struct batch_item item = {.n_tokens = 1, .tokens = &token, .sample = true, .params = &greedy, .history = &token,
+                              .n_history = 1, .n_prompt = 1, .next_token = -1};
+    struct kern_sampled *drawn = mem_zalloc(1, sizeof *drawn);
+    struct step_out out = {.sampled = drawn};
+    uint64_t t0 = clock_mono_ns();
+    int rc = drawn == NULL ? ST_NOMEM : ops->kv_reserve(a->engine, 0, 1);
+    if (rc == ST_OK) rc = ops->step(a->engine, &(struct batch){.items = &item, .n_items = 1, .n_tokens = 1}, &out);
+    ops->kv_free(a->engine, 0);
+    mem_free(drawn);
+    if (rc != ST_OK) return err_set(e, rc, "the first engine step failed: %s", status_name(rc));
+    log_info("engine", "warm after %.0f ms", (double)(clock_mono_ns() - t0) * 1e-6);
+    return ST_OK;
+}
+
+static int open_engine(struct app *a, struct err *e) {
+    const struct config *c = &a->config;
+    const struct kern_ops *kern = pick_kernels(c, e);
+    if (kern == NULL) return ST_UNSUPPORTED;
+    struct engine_opts o = {
+        .model = a->model, .pool = a->pool, .kern = kern, .n_ctx = c->context, .n_running = c->max_running,
+        .n_seqs = c->prefix_cache ? 2 * c->max_running : c->max_running, .kv_tokens = c->kv_tokens,
+        .max_batch_tokens = c->batch_tokens > c->max_running ? c->batch_tokens : c->max_running, .ram_bytes = a->ram_bytes,
+        .kv_type = strcmp(c->kv_type, "f32") == 0 ? ENGINE_KV_F32 : strcmp(c->kv_type, "bf16") == 0 ? ENGINE_KV_BF16 : ENGINE_KV_F16,
+    };
+    int rc = plan_memory(a, &o, e);
+    if (rc == ST_OK) rc = engine_open(&a->engine, &o, e);
+    if (rc != ST_OK) return rc;
+    log_info("engine", "%d threads, %s kernels", pool_n_threads(a->pool), kern->name);
+    return c->warmup ? warm_up(a, e) : ST_OK;
+}
+
+/* ---- run ---- */
+
+static int open_all(struct app *a, struct err *e) {
+    uint64_t t0 = clock_mono_ns();
+    a->ram_bytes = ram_ceiling(&a->config); /* before anything is loaded */
+    int rc = model_open(&a->model, a->config.model, e);
+    if (rc == ST_OK) rc = tokenizer_open(&a->tokenizer, model_gguf(a->model), e);
+    if (rc == ST_OK) rc = open_pool(a, e);
+    if (rc == ST_OK) rc = open_engine(a, e);
+    if (rc != ST_OK) return rc;
+    name_model(a);
+    log_info("model", "%s: %s, loaded in %.1f s", a->name, model_arch_name(a->model), (double)(clock_mono_ns() - t0) * 1e-9);
+    struct server_opts o = {.config = &a->config, .tokenizer = a->tokenizer, .model_name = a->name, .ops = engine_ops(),
+                            .engine = a->engine, .arch = model_arch_name(a->model), .file_name = a->file_name};
+    return server_open(&a->server, &o, e);
+}
+
+static void close_all(struct app *a) {
+    server_close(a->server);
+    engine_close(a->engine);
+    pool_close(a->pool);
+    tokenizer_close(a->tokenizer);
+    model_close(a->model);
+    config_clear(&a->config);
+}
+
+static int fail(const struct err *e, int exit_code) {
+    fprintf(stderr, "moed: %s\n", e->text);
+    return exit_code;
+}
+
+static int exit_code_of(int status) {
+    switch (status) {
+    case ST_OK: return EXIT_CODE_OK;
+    case ST_CANCELLED: log_warn("server", "stopped before every request was finished"); return EXIT_CODE_FAILED;
+    default: log_error("server", "stopped: the engine failed"); return EXIT_CODE_FAILED;
+    }
+}
+
+/* Until the event loop runs: nobody has been promised anything yet. Needed as process 1 of a container, where the
+ * kernel ignores signals without a handler. */
+static void on_early_signal(int signum) {
+    (void)signum;
+    _exit(EXIT_CODE_OK);
+}
+
+static int serve(struct app *a) {
+    struct err e = {0};
+    int rc = server_check_port(&a->config, &e);
+    if (rc != ST_OK) return fail(&e, rc == ST_INVALID ? EXIT_CODE_CONFIG : EXIT_CODE_TEMP);
+    signal(SIGTERM, on_early_signal);
+    signal(SIGINT, on_early_signal);
+    rc = open_all(a, &e);
+    if (rc != ST_OK) return fail(&e, EXIT_CODE_FAILED);
+    bool v6 = strchr(a->config.host, ':') != NULL;
+    printf("listening on http://%s%s%s:%u\n", v6 ? "[" : "", a->config.host, v6 ? "]" : "", server_port(a->server));
+    fflush(stdout);
+    return exit_code_of(server_run(a->server));
+}
+
+static void setup_log(const struct config *c) {
+    static const char *const levels[] = {"error", "warn", "info", "debug"};
+    enum log_level level = LOG_INFO;
+    for (int i = 0; i < 4; i++)
+        if (strcmp(c->log_level, levels[i]) == 0) level = (enum log_level)i;
+    log_setup(level, strcmp(c->log_format, "json") == 0 ? LOG_JSON : LOG_TEXT);
+}
+
+int cmd_serve(int argc, char **argv, char **environ_) {
+    struct app a = {0};
+    struct err e = {0};
+    enum config_action action;
+    int code = EXIT_CODE_OK;
+    if (config_load(&a.config, argc, argv, environ_, &action, &e) != ST_OK) return fail(&e, EXIT_CODE_CONFIG);
+    switch (action) {
+    case CONFIG_RUN:
+        setup_log(&a.config);
+        code = serve(&a);
+        break;
+    case CONFIG_CHECK: puts("configuration is valid"); break;
+    case CONFIG_DUMP: config_dump(&a.config, stdout); break;
+    case CONFIG_REFERENCE: config_reference(stdout); break;
+    case CONFIG_HELP: config_help(stdout); break;
+    case CONFIG_VERSION: puts("moed " MOED_VERSION); break;
+    }
+    close_all(&a);
+    return code;
+}

@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The listening socket, the list of connections, and the clock that ticks over them.
+ *
+ * At the connection limit accepting pauses: libuv stops polling the listening socket while an accepted
+ * connection has not been taken, so the rest waits in the kernel's queue at no cost. The limit is kept below
+ * RLIMIT_NOFILE, because running out of descriptors makes libuv accept and drop clients. The connection that
+ * has been idle longest makes room first. */
+#include <dirent.h>
+#include <errno.h>
+#include <netdb.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "base/alloc.h"
+#include "base/log.h"
+#include "server/transport.h"
+
+/* ---- accepting ---- */
+
+static struct conn *longest_idle(const struct listener *l) {
+    struct conn *oldest = NULL;
+    for (struct conn *c = l->conns; c != NULL; c = c->next) {
+        if (c->state == CONN_IDLE && c->ahead.len == 0 && conn__unsent(c) == 0 && (oldest == NULL || c->since_ms < oldest->since_ms))
+            oldest = c;
+    }
+    return oldest;
+}
+
+static void try_accept(struct server *s) {
+    struct listener *l = s->listener;
+    l->accept_paused = false;
+    if (l->n_conns < l->max_conns) {
+        if (conn__accept(s) == ST_NOMEM) l->accept_paused = true; /* retried when a connection closes */
+        return;
+    }
+    l->accept_paused = true;
+    struct conn *idle = longest_idle(l);
+    if (idle != NULL) {
+        s->http_stats->n_evicted++;
+        conn__drop(idle, false);
+    }
+}
+
+static void on_connection(uv_stream_t *stream, int status) {
+    struct server *s = stream->data;
+    if (status != 0) log_warn("http", "accept: %s", uv_strerror(status));
+    else try_accept(s);
+}
+
+/* ---- deferred work ---- */
+
+void listener__forget_box(struct exchange_box *b) {
+    struct exchange_box **at = &b->x.server->listener->gone;
+    if (!b->gone_due) return;
+    while (*at != b) at = &(*at)->gone_next;
+    *at = b->gone_next;
+    b->gone_due = false;
+}
+
+static void forget_ready(struct conn *c) {
+    struct conn **at = &c->server->listener->ready;
+    if (!c->ready) return;
+    while (*at != c) at = &(*at)->ready_next;
+    *at = c->ready_next;
+    c->ready = false;
+}
+
+static void run_deferred(uv_idle_t *idle) {
+    struct server *s = idle->data;
+    struct listener *l = s->listener;
+    uv_idle_stop(idle);
+    while (l->gone != NULL) {
+        struct exchange_box *b = l->gone;
+        listener__forget_box(b);
+        if (b->x.on_gone != NULL) b->x.on_gone(&b->x); /* may free b */
+    }
+    struct conn *batch = l->ready; /* a connection that becomes ready again waits for the next round */
+    l->ready = NULL;
+    for (struct conn *c = batch; c != NULL; c = c->ready_next) c->ready = false;
+    while (batch != NULL) { /* conn__ready frees no connection: that happens in the loop's closing phase */
+        struct conn *c = batch;
+        batch = c->ready_next;
+        conn__ready(c);
+    }
+    server__check_done(s);
+}
+
+void listener__defer(struct server *s) {
+    if (uv_is_closing((uv_handle_t *)&s->listener->deferred)) return; /* server_close finishes what is left */
+    uv_idle_start(&s->listener->deferred, run_deferred);
+}
+
+void listener__defer_gone(struct exchange_box *b) {
+    struct listener *l = b->x.server->listener;
+    b->gone_due = true;
+    b->gone_next = l->gone;
+    l->gone = b;
+    listener__defer(b->x.server);
+}
+
+void listener__defer_ready(struct conn *c) {
+    struct listener *l = c->server->listener;
+    if (!c->ready) {
+        c->ready = true;
+        c->ready_next = l->ready;
+        l->ready = c;
+    }
+    listener__defer(c->server);
+}
+
+void listener__forget(struct conn *c) {
+    struct server *s = c->server;
+    struct listener *l = s->listener;
+    forget_ready(c);
+    if (c->prev != NULL) c->prev->next = c->next;
+    else l->conns = c->next;
+    if (c->next != NULL) c->next->prev = c->prev;
+    mem_free(c);
+    l->n_conns--;
+    if (l->accept_paused && !uv_is_closing((uv_handle_t *)&l->tcp)) try_accept(s);
+    if (s->draining || s->failed) listener__defer(s);
+}
+
+/* ---- time ---- */
+
+static void on_tick(uv_timer_t *timer) {
+    struct server *s = timer->data;
+    struct listener *l = s->listener;
+    uint64_t now_ms = uv_now(&s->loop);
+    for (struct conn *c = l->conns, *next; c != NULL; c = next) {
+        next = c->next;
+        conn__tick(c, now_ms);
+    }
+    if (s->draining || s->failed) server__check_done(s);
+    else if (l->conns == NULL) uv_timer_stop(timer);
+}
+
+void listener__tick_start(struct server *s) {
+    struct listener *l = s->listener;
+    if (!uv_is_active((uv_handle_t *)&l->tick)) uv_timer_start(&l->tick, on_tick, LIMIT_TICK_MS, LIMIT_TICK_MS);
+}
+
+void listener__close_idle(struct server *s) {
+    for (struct conn *c = s->listener->conns, *next; c != NULL; c = next) {
+        next = c->next;
+        if (c->state == CONN_IDLE && c->ahead.len == 0 && conn__unsent(c) == 0) conn__drop(c, false);
+    }
+}
+
+/* ---- opening ---- */
+
+static uint32_t count_open_files(void) {
+    uint32_t n = 0;
+    DIR *dir = opendir("/proc/self/fd");
+    if (dir == NULL) return 64;
+    while (readdir(dir) != NULL) n++;
+    closedir(dir);
+    return n;
+}
+
+/* Raises the soft limit of open files as far as allowed and keeps max_conns below it. */
+static int plan_connections(struct listener *l, const struct config *cfg, struct err *e) {
+    struct rlimit lim;
+    uint64_t used = count_open_files() + LIMIT_FD_RESERVE, want = used + cfg->max_connections;
+    l->max_conns = cfg->max_connections;
+    if (getrlimit(RLIMIT_NOFILE, &lim) != 0 || lim.rlim_cur == RLIM_INFINITY || lim.rlim_cur >= want) return ST_OK;
+    lim.rlim_cur = lim.rlim_max == RLIM_INFINITY || want < lim.rlim_max ? want : lim.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &lim);
+    if (getrlimit(RLIMIT_NOFILE, &lim) != 0 || lim.rlim_cur >= want) return ST_OK;
+    if (lim.rlim_cur <= used)
+        return err_set(e, ST_LIMIT, "the limit of %llu open files leaves none for connections; raise it (ulimit -n)",
+                       (unsigned long long)lim.rlim_cur);
+    l->max_conns = (uint32_t)(lim.rlim_cur - used);
+    log_warn("http", "max-connections lowered from %u to %u: the process may open %llu files (ulimit -n)", cfg->max_connections,
+             l->max_conns, (unsigned long long)lim.rlim_cur);
+    return ST_OK;
+}
+
+static int resolve(const struct config *cfg, struct sockaddr_storage *out, struct err *e) {
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV}, *list;
+    char port[16];
+    snprintf(port, sizeof port, "%u", cfg->port);
+    int rc = getaddrinfo(cfg->host, port, &hints, &list);
+    if (rc != 0) return err_set(e, ST_INVALID, "host: \"%.200s\" is not an address this machine knows: %s", cfg->host, gai_strerror(rc));
+    memcpy(out, list->ai_addr, list->ai_addrlen < sizeof *out ? list->ai_addrlen : sizeof *out);
+    freeaddrinfo(list);
+    return ST_OK;
+}
+
+static int bind_error(const struct config *cfg, int rc, struct err *e) {
+    const char *hint = rc == UV_EADDRINUSE ? "; another program has it: stop that one or choose another with --port"
+                     : rc == UV_EACCES     ? "; ports below 1024 need privileges: choose another with --port"
+                     : rc == UV_EADDRNOTAVAIL ? "; this machine does not have that address: see --host"
+                                              : "";
+    return err_set(e, ST_IO, "cannot listen on %.200s port %u: %s%s", cfg->host, cfg->port, uv_strerror(rc), hint);
+}
+
+int server_check_port(const struct config *cfg, struct err *e) {
+    struct sockaddr_storage addr;
+    int rc = resolve(cfg, &addr, e);
+    if (rc != ST_OK || cfg->port == 0) return rc;
+    int on = 1, fd = socket(addr.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0) return bind_error(cfg, -errno, e);
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on); /* as libuv does, so TIME_WAIT does not count */
+    socklen_t len = addr.ss_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
+    if (bind(fd, (struct sockaddr *)&addr, len) != 0) rc = bind_error(cfg, -errno, e);
+    close(fd);
+    return rc;
+}
+
+static int listen_on(struct server *s, struct err *e) {
+    struct listener *l = s->listener;
+    const struct config *cfg = s->opts->config;
+    struct sockaddr_storage addr;
+    int rc = resolve(cfg, &addr, e);
+    if (rc != ST_OK) return rc;
+    rc = uv_tcp_bind(&l->tcp, (struct sockaddr *)&addr, 0);
+    if (rc == 0) rc = uv_listen((uv_stream_t *)&l->tcp, LIMIT_BACKLOG, on_connection);
+    int len = sizeof addr;
+    if (rc == 0) rc = uv_tcp_getsockname(&l->tcp, (struct sockaddr *)&addr, &len);
+    if (rc != 0) return bind_error(cfg, rc, e);
+    l->port = ntohs(addr.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&addr)->sin6_port : ((struct sockaddr_in *)&addr)->sin_port);
+    return ST_OK;
+}
+
+int listener__open(struct server *s, struct err *e) {
+    const struct config *cfg = s->opts->config;
+    struct listener *l = s->listener = mem_zalloc(1, sizeof *l);
+    if (l == NULL || (l->read_buffer = mem_alloc(LIMIT_READ_BYTES)) == NULL) return err_set(e, ST_NOMEM, "out of memory");
+    l->limits = (struct http_limits){.max_header_bytes = cfg->max_header_bytes, .max_body_bytes = cfg->max_body_bytes,
+                                     .body_total = &l->body_bytes, .body_total_max = cfg->max_body_bytes * LIMIT_BODY_SHARE};
+    if (getrandom(&l->id_salt, sizeof l->id_salt, 0) != sizeof l->id_salt) l->id_salt = uv_hrtime();
+    int rc = plan_connections(l, cfg, e);
+    if (rc != ST_OK) return rc;
+    uv_timer_init(&s->loop, &l->tick);
+    uv_idle_init(&s->loop, &l->deferred);
+    uv_tcp_init(&s->loop, &l->tcp);
+    l->tick.data = l->deferred.data = l->tcp.data = s;
+    l->handles = true;
+    rc = listen_on(s, e);
+    return rc == ST_OK ? signals__open(s, e) : rc;
+}
+
+static void close_handle(uv_handle_t *handle, void *ctx) {
+    (void)ctx;
+    struct server *s = handle->loop->data;
+    if (uv_is_closing(handle)) return;
+    if (handle->type == UV_TCP && handle != (uv_handle_t *)&s->listener->tcp) conn__drop(handle->data, false);
+    else uv_close(handle, NULL);
+}
+
+void listener__close(struct server *s) {
+    if (s->listener != NULL && s->listener->handles) uv_walk(&s->loop, close_handle, NULL);
+    uv_run(&s->loop, UV_RUN_DEFAULT);
+}
+
+void listener__free(struct server *s) {
+    if (s->listener != NULL) mem_free(s->listener->read_buffer);
+    mem_free(s->listener);
+    s->listener = NULL;
+}

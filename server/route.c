@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The route table. Paths match exactly as decoded: no normalising, no trailing slash, so that a proxy that filters by
+ * path and this server can never disagree. What can be refused is refused before the body is read. */
+#include <string.h>
+#include <strings.h>
+
+#include "server/transport.h"
+
+static void api_chat_place(struct exchange *x) {
+    struct api_error e = {.status = 501, .code = "not_supported",
+                          .message = "Chat completions are not served yet; use POST /v1/completions."};
+    reply_error(x, &e);
+}
+
+struct route {
+    const char *path;
+    const char *method; /* "GET" (HEAD too) or "POST"                      */
+    route_fn fn;
+    bool below;         /* also everything below, as "/v1/models/{id}"     */
+    bool work;          /* starts a generation: refused while draining     */
+};
+
+static const struct route routes[] = {
+    {"/health", "GET", api_health, false, false},
+    {"/metrics", "GET", api_metrics, false, false},
+    {"/v1/models", "GET", api_models, true, false},
+    {"/v1/completions", "POST", api_completions, false, true},
+    {"/v1/chat/completions", "POST", api_chat_place, false, true},
+};
+
+enum { N_ROUTES = sizeof routes / sizeof *routes };
+_Static_assert((int)N_ROUTES < (int)HTTP_N_ROUTES, "http_stats has one row per route and one for the rest");
+
+const char *route__name(int index) {
+    return index >= 0 && index < N_ROUTES ? routes[index].path : "other";
+}
+
+static bool path_matches(const struct route *r, const char *path) {
+    size_t n = strlen(r->path);
+    if (strncmp(path, r->path, n) != 0)
+        return false;
+    return path[n] == '\0' || (r->below && path[n] == '/' && path[n + 1] != '\0');
+}
+
+static int find(const char *path) {
+    for (int i = 0; i < N_ROUTES; i++)
+        if (path_matches(&routes[i], path))
+            return i;
+    return -1;
+}
+
+static bool is_json(const char *content_type) {
+    size_t n = strcspn(content_type, "; \t");
+    return n == 0 || (n == 16 && strncasecmp(content_type, "application/json", 16) == 0) ||
+           (n > 5 && strncasecmp(content_type + n - 5, "+json", 5) == 0);
+}
+
+static bool refuse(struct exchange *x, int status, const char *code, const char *message) {
+    struct api_error e = {.status = status, .code = code, .message = message, .retry_after_s = status == 503 ? 5 : 0};
+    reply_error(x, &e);
+    return false;
+}
+
+static bool check_post(struct exchange *x, const struct route *r, const struct http_parse *p) {
+    if (r->work && x->server->failed)
+        return refuse(x, 503, "engine_failed", "The engine failed; the server is restarting.");
+    if (r->work && x->server->draining)
+        return refuse(x, 503, "draining", "The server is shutting down.");
+    if (!p->has_length)
+        return refuse(x, 411, "length_required", "The request needs a Content-Length or a chunked body.");
+    if (!is_json(x->content_type))
+        return refuse(x, 415, "unsupported_media_type", "The Content-Type must be application/json.");
+    return true;
+}
+
+bool route__check(struct exchange *x, const struct http_parse *p) {
+    struct exchange_box *b = (struct exchange_box *)x;
+    int i = find(x->path);
+    b->route = i;
+    if (p->method == METHOD_OPTIONS) /* answered without a body in any case, "OPTIONS *" included */
+        return i >= 0 || strcmp(x->path, "*") == 0 || refuse(x, 404, "not_found", "There is no such route.");
+    if (i < 0)
+        return refuse(x, 404, "not_found",
+                      "There is no such route; this server has /v1/completions, /v1/models, /health and /metrics.");
+    bool get = strcmp(routes[i].method, "GET") == 0;
+    bool allowed = get ? p->method == METHOD_GET || p->method == METHOD_HEAD : p->method == METHOD_POST;
+    if (!allowed) {
+        reply__not_allowed(x, get ? "GET, HEAD, OPTIONS" : "POST, OPTIONS");
+        return false;
+    }
+    return get || check_post(x, &routes[i], p);
+}
+
+void route_dispatch(struct exchange *x) {
+    const struct exchange_box *b = (const struct exchange_box *)x;
+    if (strcmp(x->method, "OPTIONS") != 0) {
+        routes[b->route].fn(x);
+        return;
+    }
+    bool get = b->route < 0 || strcmp(routes[b->route].method, "GET") == 0;
+    bool post = b->route < 0 || !get;
+    char allow[64];
+    snprintf(allow, sizeof allow, "Allow: %s%sOPTIONS\r\n", get ? "GET, HEAD, " : "", post ? "POST, " : "");
+    reply__allow(x, allow);
+}

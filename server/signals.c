@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * SIGTERM and SIGINT: the first one drains, the second one stops at once. SIGPIPE is ignored: a write to a closed
+ * socket is an ordinary error here. */
+#include <signal.h>
+
+#include "base/log.h"
+#include "server/transport.h"
+
+static void on_signal(uv_signal_t *handle, int signum) {
+    struct server *s = handle->data;
+    log_info("server", "signal %d: %s", signum, s->draining ? "stopping at once" : "draining, /health is 503 now");
+    if (s->draining)
+        server__cut(s, true);
+    else
+        server__drain(s);
+}
+
+int signals__open(struct server *s, struct err *e) {
+    struct listener *l = s->listener;
+    signal(SIGPIPE, SIG_IGN);
+    int rc = uv_signal_init(&s->loop, &l->sigterm);
+    if (rc == 0)
+        rc = uv_signal_init(&s->loop, &l->sigint);
+    l->sigterm.data = l->sigint.data = s;
+    if (rc == 0)
+        rc = uv_signal_start(&l->sigterm, on_signal, SIGTERM);
+    if (rc == 0)
+        rc = uv_signal_start(&l->sigint, on_signal, SIGINT);
+    if (rc != 0)
+        return err_set(e, ST_IO, "cannot watch signals: %s", uv_strerror(rc));
+    return ST_OK;
+}
