@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The engine thread E: take what L sent, give out KV, form a batch, run the engine, report, once per step. It never
- * waits for L, with one exception: when L has not polled for hundreds of tokens per sequence and the event ring is full.
- * Even then every EVENT_DONE has its place (L never has more than max_live requests out), so ending, cancelling and
- * sched_quiesce never wait for a poll. E allocates nothing; the ends of requests free. */
+ * waits for L, with one exception: when L has not polled for hundreds of tokens per sequence, the event ring cannot take
+ * another step's events and no step is made. Even then every EVENT_DONE has its place (L never has more than max_live
+ * requests out), so cancelling and sched_quiesce never wait for a poll. E allocates nothing; the ends of requests free. */
 #include "scheduler/internal.h"
 
 #include <assert.h>
@@ -26,44 +26,28 @@ static void notify(struct sched *s)
     s->event_pushed = false;
 }
 
-/* The last max_live places are for EVENT_DONE. */
-static bool ring_full(const struct sched *s)
+/* Never fails: has_room was asked before the step. */
+static void emit(struct sched *s, const struct event *ev)
 {
-    return s->events.cap - spsc_used(&s->events) <= s->max_live;
+    bool pushed = spsc_push(&s->events, ev);
+
+    assert(pushed);
+    s->event_pushed |= pushed;
 }
 
-/* Any event but the last of q. False: there was no room and q was cancelled meanwhile, so the event is dropped. */
-static bool emit(struct sched *s, const struct seq *q, struct event *ev)
+/* For all that a step can report, STARTED and TOKEN of every sequence, beside the max_live places kept for EVENT_DONE. */
+static bool has_room(const struct sched *s)
 {
-    bool woken = false;
-
-    ev->request = q->request;
-    if (ring_full(s))
-        metrics__add(&s->m.n_ring_waits, 1);
-    while (ring_full(s)) {
-        if (seq__cancelled(q) || atomic_load_explicit(&s->cancel_all, memory_order_relaxed))
-            break;
-        notify(s);
-        woken |= park_wait(&s->wake, RING_WAIT_NS);
-    }
-    if (woken) /* it was meant for the loop: put it back */
-        park_wake(&s->wake);
-    if (ring_full(s))
-        return false;
-    s->event_pushed |= spsc_push(&s->events, ev);
-    return true;
+    return s->events.cap - spsc_used(&s->events) >= 2 * s->o.max_running + s->max_live;
 }
 
 static void push_done(struct sched *s, struct seq *q, enum finish_reason why, int status)
 {
     struct event ev = {.request = q->request, .type = EVENT_DONE, .finish = (uint8_t)why, .status = (int16_t)status};
-    bool pushed;
 
     metrics__done(&s->m, why);
     q->request = NULL; /* L frees it as soon as it sees the event */
-    pushed = spsc_push(&s->events, &ev);
-    assert(pushed);
-    s->event_pushed |= pushed;
+    emit(s, &ev);
 }
 
 static void end_active(struct sched *s, struct seq *q, enum finish_reason why, int status)
@@ -153,22 +137,27 @@ static uint32_t form_batch(struct sched *s, struct batch *b)
     return n_items;
 }
 
-static bool report_started(struct sched *s, struct seq *q)
+static void report_started(struct sched *s, struct seq *q)
 {
-    struct event ev = {.type = EVENT_STARTED, .cached = q->n_reused};
+    struct event ev = {.request = q->request, .type = EVENT_STARTED, .cached = q->n_reused};
 
     q->started = true;
     metrics__add(&s->m.prompt_tokens, q->n_prompt);
     metrics__add(&s->m.cached_tokens, q->n_reused);
-    return emit(s, q, &ev);
+    emit(s, &ev);
 }
 
-static bool report_token(struct sched *s, struct seq *q)
+static void report_token(struct sched *s, const struct seq *q)
 {
-    struct event ev = {.type = EVENT_TOKEN, .token = q->tokens[q->n_tokens - 1], .index = seq__n_output(q) - 1};
+    struct event ev = {
+        .request = q->request,
+        .type = EVENT_TOKEN,
+        .token = q->tokens[q->n_tokens - 1],
+        .index = seq__n_output(q) - 1,
+    };
 
     metrics__add(&s->m.output_tokens, 1);
-    return emit(s, q, &ev);
+    emit(s, &ev);
 }
 
 /* What the step did for one sequence. Returns why q ends now, or FINISH_NONE. */
@@ -183,12 +172,13 @@ static enum finish_reason advance(struct sched *s, struct seq *q, uint32_t n_com
         return FINISH_CANCELLED;
     if (q->n_computed < q->n_tokens)
         return FINISH_NONE;
-    if (!q->started && !report_started(s, q))
-        return FINISH_CANCELLED;
+    if (!q->started)
+        report_started(s, q);
     if (q->request->max_tokens == 0)
         return FINISH_LENGTH;
     why = seq__append(q, drawn);
-    return report_token(s, q) ? why : FINISH_CANCELLED;
+    report_token(s, q);
+    return why;
 }
 
 static void run_step(struct sched *s, const struct batch *b)
@@ -222,6 +212,14 @@ static void publish_counts(struct sched *s)
     atomic_store_explicit(&m->n_cached_seqs, s->n_cached, memory_order_relaxed);
 }
 
+/* L polls too late. Cancels and submits are still taken every time round. */
+static void wait_for_room(struct sched *s)
+{
+    metrics__add(&s->m.n_ring_waits, 1);
+    notify(s);
+    park_wait(&s->wake, RING_WAIT_NS);
+}
+
 /* Nothing to compute: tell L, and sleep until it sends something. */
 static void rest(struct sched *s, bool quiescing)
 {
@@ -233,30 +231,38 @@ static void rest(struct sched *s, bool quiescing)
     park_wait(&s->wake, UINT64_MAX);
 }
 
+static void work(struct sched *s)
+{
+    struct batch b;
+
+    if (failed(s) || s->n_active + s->queue.n == 0 || !has_room(s))
+        return;
+    if (form_batch(s, &b) > 0)
+        run_step(s, &b);
+    else /* there is work and nothing to do: only a broken engine gets here */
+        atomic_store_explicit(&s->failed, true, memory_order_relaxed);
+}
+
 void *loop__main(void *arg)
 {
     struct sched *s = arg;
-    struct batch b;
 
     while (!atomic_load_explicit(&s->stop, memory_order_acquire)) {
         /* read before the ring: after cancel_all nothing is submitted, so all of it is seen below */
         bool all = atomic_load_explicit(&s->cancel_all, memory_order_acquire);
-        uint32_t n_items;
 
         take_submits(s);
         take_cancels(s, all);
-        n_items = failed(s) ? 0 : form_batch(s, &b);
-        if (n_items > 0)
-            run_step(s, &b);
-        else if (s->n_active + s->queue.n > 0) /* the slots or the engine failed; nothing else stops the work */
-            atomic_store_explicit(&s->failed, true, memory_order_relaxed);
+        work(s);
         if (failed(s))
             end_picked(s, pick_all, FINISH_ERROR, ST_INTERNAL);
         publish_counts(s);
-        if (s->n_active + s->queue.n > 0)
+        if (s->n_active + s->queue.n == 0)
+            rest(s, all);
+        else if (has_room(s))
             notify(s);
         else
-            rest(s, all);
+            wait_for_room(s);
     }
     slots__clear(s);
     return NULL;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * One sequence to generate: the object that crosses threads. L fills it, sched_submit lends it to E, the
- * EVENT_DONE gives it back; only L frees. While E has it, L may set `cancel` and read logprobs[i] after the
- * event that names i, nothing else. An API request with n choices or several prompts is several of these. */
+ * EVENT_DONE gives it back; only L frees. While E has it, L may sched_cancel it, read prompt_logprobs after
+ * EVENT_STARTED and logprobs[i] after the event that names i, nothing else. An API request with n choices or several prompts is several of these. */
 #ifndef MOED_SCHEDULER_REQUEST_H
 #define MOED_SCHEDULER_REQUEST_H
 
@@ -29,8 +29,7 @@ struct request {
     uint64_t group;               /* requests of one API call share it; fair order counts groups         */
     void *user;                   /* L's own                                                             */
 
-    /* set by L at any time, read by E once per step (relaxed) */
-    atomic_bool cancel;
+    atomic_bool cancel;           /* set by sched_cancel on L, read by E; false at submit                */
 
     /* E's own */
     struct seq *seq;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Continuous batching: takes requests, forms a batch each step (decode first, then prefill chunks), runs the
- * engine on its own thread E and reports events. All functions here are called by one thread, L, and never wait
- * for E, except sched_stop which joins it. */
+ * engine on its own thread E and reports events. All functions here are called by one thread, L (sched_stats and
+ * sched_retry_after_s by any), and never wait for E, except sched_quiesce (one step at most) and sched_stop. */
 #ifndef MOED_SCHEDULER_SCHEDULER_H
 #define MOED_SCHEDULER_SCHEDULER_H
 
@@ -20,24 +20,31 @@ struct sched_opts {
     const struct engine_ops *ops;
     void *engine;               /* `self` of ops; borrowed until sched_stop returns                       */
     uint32_t max_running;       /* sequences in one batch; ids above it, up to info.n_seqs, cache prefixes */
-    uint32_t max_queued;        /* requests submitted and not yet running                                  */
-    uint32_t batch_tokens;      /* tokens per step, <= info.max_batch_tokens                               */
+    uint32_t max_queued;        /* at most max_running + max_queued requests between submit and the poll of their
+                                   EVENT_DONE; those that do not run (no place, no KV) wait                */
+    uint32_t batch_tokens;      /* tokens per step, <= info.max_batch_tokens; more than max_running is wise */
     bool prefix_cache;
-    void (*notify)(void *ctx);  /* called on E after events were pushed; must be async-safe and cheap      */
+    void (*notify)(void *ctx);  /* called on E, at most once per step, after events were pushed (release); does its own
+                                   fencing; must be cheap and must not call back                           */
     void *notify_ctx;
 };
 
 int sched_start(struct sched **out, const struct sched_opts *o, struct err *e); /* returns owned, free with sched_stop */
 
-/* Cancels whatever still runs, joins E, frees. Every submitted request gets its EVENT_DONE, so the caller drains
- * with sched_poll between sched_quiesce and sched_stop. */
-void sched_quiesce(struct sched *s); /* refuse new work, cancel all; returns once E has nothing left and every event is in the ring or polled */
+/* Refuses new work and cancels all. Returns once E has nothing left and every event is in the ring: the caller then polls
+ * until sched_poll returns 0 and has every EVENT_DONE. It never needs a poll meanwhile: the ring keeps a place for the
+ * EVENT_DONE of every request. Twice is fine. */
+void sched_quiesce(struct sched *s);
+/* Takes s: quiesces if that was not done, joins E, frees. Events not polled before are gone. */
 void sched_stop(struct sched *s);
 
-/* 0: the scheduler has r until its EVENT_DONE. ST_QUEUE_FULL, ST_SHUTDOWN, ST_INVALID (does not fit the context or
- * the whole KV): the caller keeps r. */
+/* 0: the scheduler has r until its EVENT_DONE. Otherwise the caller keeps r: ST_QUEUE_FULL; ST_SHUTDOWN (after
+ * sched_quiesce); ST_INVALID (does not fit the context or the whole KV, or has a token or bias id outside the
+ * vocabulary); ST_NOMEM; ST_INTERNAL (the engine failed). */
 int sched_submit(struct sched *s, struct request *r);
-void sched_cancel(struct sched *s, struct request *r); /* any state after submit; EVENT_DONE still arrives, within one step */
+/* Any state between submit and the poll of EVENT_DONE. E sees it before its next step; EVENT_DONE says FINISH_CANCELLED
+ * unless the request ended by itself before. Events already in the ring still arrive. */
+void sched_cancel(struct sched *s, struct request *r);
 int sched_poll(struct sched *s, struct event *ev, int cap); /* up to cap events; 0 when there are none now */
 
 struct sched_stats {             /* a snapshot; any thread */
@@ -52,7 +59,7 @@ struct sched_stats {             /* a snapshot; any thread */
 };
 void sched_stats(const struct sched *s, struct sched_stats *out);
 
-/* Seconds a new request would wait, from the measured drain rate; for Retry-After. >= 1. */
+/* Seconds a new request would wait, from the measured drain rate; for Retry-After. 1..600. Any thread. */
 uint32_t sched_retry_after_s(const struct sched *s);
 
 #endif

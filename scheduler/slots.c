@@ -187,10 +187,9 @@ void slots__grow(struct sched *s)
     }
 }
 
-static bool older_computes_next_block(const struct sched *s, uint32_t i_active)
+static bool older_computes_block(const struct sched *s, uint32_t i_active, uint32_t k)
 {
     const struct seq *q = s->active[i_active];
-    uint32_t k = q->n_computed / s->info.page_tokens;
 
     if (reusable_tokens(q) / s->info.page_tokens <= k)
         return false;
@@ -211,9 +210,9 @@ bool slots__ready(struct sched *s, uint32_t i_active)
 
     if (!q->share || q->n_computed > q->n_reused)
         return true;
-    if (older_computes_next_block(s, i_active))
-        return false;
     n = prefix__find(&s->index, q, reusable_tokens(q), &from);
+    if (older_computes_block(s, i_active, (n > q->n_computed ? n : q->n_computed) / s->info.page_tokens))
+        return false;
     if (n > q->n_computed) {
         drop_kv(s, q);
         share_kv(s, q, from, n);
