@@ -87,10 +87,13 @@ static int32_t best_ids(const float *x, uint32_t n, int32_t n_top, struct kern_t
 
 /* ---- log-probabilities ---- */
 
-/* y[i] = x[i] - max. Where max is +inf its holders share all the probability: 0 for them, -inf for the rest. */
+/* y[i] = x[i] - max; y may alias x. Where max is +inf its holders share all the probability: 0 for them, -inf for
+ * the rest. */
 static void below_max(const float *x, uint32_t n, float max, float *y) {
-    for (uint32_t i = 0; i < n; i++) y[i] = x[i] - max;
-    for (uint32_t i = 0; max == INFINITY && i < n; i++) y[i] = x[i] == max ? 0 : -INFINITY;
+    if (max == INFINITY)
+        for (uint32_t i = 0; i < n; i++) y[i] = x[i] == max ? 0 : -INFINITY;
+    else
+        for (uint32_t i = 0; i < n; i++) y[i] = x[i] - max;
 }
 
 /* log(sum exp(x - max)), NaN skipped. Error: 2e-7, that of fast_exp in the sum. */
