@@ -7,13 +7,11 @@
  * it (with a budget of one token: every other step), so both always progress. */
 #include "scheduler/internal.h"
 
-static uint32_t min_u32(uint32_t a, uint32_t b)
-{
+static uint32_t min_u32(uint32_t a, uint32_t b) {
     return a < b ? a : b;
 }
 
-static uint32_t take(struct batch_want *w, uint32_t most)
-{
+static uint32_t take(struct batch_want *w, uint32_t most) {
     uint32_t n = min_u32(w->n_pending - w->n_take, most);
 
     w->n_take += n;
@@ -21,8 +19,7 @@ static uint32_t take(struct batch_want *w, uint32_t most)
 }
 
 /* Not all of them fit: longest waiting first, the older one among equals, so that turns go round. */
-static void plan_decode_some(struct batch_want *wants, uint32_t n, uint32_t budget)
-{
+static void plan_decode_some(struct batch_want *wants, uint32_t n, uint32_t budget) {
     for (; budget > 0; budget--) {
         struct batch_want *best = NULL;
 
@@ -35,8 +32,7 @@ static void plan_decode_some(struct batch_want *wants, uint32_t n, uint32_t budg
 
 /* The oldest prefill gets half, so that it ends; the others share the other half in order of age, so that a short prompt
  * does not wait for the whole of a long one before it; what they leave goes to the oldest again. */
-static uint32_t plan_prefill(struct batch_want *wants, uint32_t n, uint32_t budget)
-{
+static uint32_t plan_prefill(struct batch_want *wants, uint32_t n, uint32_t budget) {
     struct batch_want *oldest = NULL;
     uint32_t left = budget;
 
@@ -55,13 +51,11 @@ static uint32_t plan_prefill(struct batch_want *wants, uint32_t n, uint32_t budg
     return budget - left;
 }
 
-static uint32_t least_prefill(uint32_t budget, uint64_t turn)
-{
+static uint32_t least_prefill(uint32_t budget, uint64_t turn) {
     return budget >= 8 ? budget / 8 : budget > 1 ? 1 : (uint32_t)(turn & 1);
 }
 
-uint32_t batcher__plan(struct batch_want *wants, uint32_t n, uint32_t budget, uint64_t turn)
-{
+uint32_t batcher__plan(struct batch_want *wants, uint32_t n, uint32_t budget, uint64_t turn) {
     uint32_t n_decode = 0, for_prefill, for_decode;
     uint64_t n_prefill = 0;
 

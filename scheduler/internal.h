@@ -137,8 +137,7 @@ struct metrics {                    /* relaxed atomics; one writer each: L for n
 };
 
 /* Single writer, so a plain load and store is enough and cheaper than a locked add. */
-static inline void metrics__add(_Atomic uint64_t *c, uint64_t n)
-{
+static inline void metrics__add(_Atomic uint64_t *c, uint64_t n) {
     atomic_store_explicit(c, atomic_load_explicit(c, memory_order_relaxed) + n, memory_order_relaxed);
 }
 void metrics__step(struct metrics *m, uint64_t ns, uint32_t n_tokens);

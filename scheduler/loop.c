@@ -14,21 +14,18 @@
 
 static const uint64_t RING_WAIT_NS = 1000000;
 
-static bool failed(const struct sched *s)
-{
+static bool failed(const struct sched *s) {
     return atomic_load_explicit(&s->failed, memory_order_relaxed);
 }
 
-static void notify(struct sched *s)
-{
+static void notify(struct sched *s) {
     if (s->event_pushed && s->o.notify)
         s->o.notify(s->o.notify_ctx);
     s->event_pushed = false;
 }
 
 /* Never fails: has_room was asked before the step. */
-static void emit(struct sched *s, const struct event *ev)
-{
+static void emit(struct sched *s, const struct event *ev) {
     bool pushed = spsc_push(&s->events, ev);
 
     assert(pushed);
@@ -36,13 +33,11 @@ static void emit(struct sched *s, const struct event *ev)
 }
 
 /* For all that a step can report, STARTED and TOKEN of every sequence, beside the max_live places kept for EVENT_DONE. */
-static bool has_room(const struct sched *s)
-{
+static bool has_room(const struct sched *s) {
     return s->events.cap - spsc_used(&s->events) >= 2 * s->o.max_running + s->max_live;
 }
 
-static void push_done(struct sched *s, struct seq *q, enum finish_reason why, int status)
-{
+static void push_done(struct sched *s, struct seq *q, enum finish_reason why, int status) {
     struct event ev = {.request = q->request, .type = EVENT_DONE, .finish = (uint8_t)why, .status = (int16_t)status};
 
     metrics__done(&s->m, why);
@@ -50,14 +45,12 @@ static void push_done(struct sched *s, struct seq *q, enum finish_reason why, in
     emit(s, &ev);
 }
 
-static void end_active(struct sched *s, struct seq *q, enum finish_reason why, int status)
-{
+static void end_active(struct sched *s, struct seq *q, enum finish_reason why, int status) {
     push_done(s, q, why, status);
     slots__retire(s, q);
 }
 
-static void take_submits(struct sched *s)
-{
+static void take_submits(struct sched *s) {
     struct request *r;
 
     while (spsc_pop(&s->submits, &r)) {
@@ -66,22 +59,19 @@ static void take_submits(struct sched *s)
     }
 }
 
-static bool pick_all(void *ctx, const struct seq *q)
-{
+static bool pick_all(void *ctx, const struct seq *q) {
     (void)ctx;
     (void)q;
     return true;
 }
 
-static bool pick_cancelled(void *ctx, const struct seq *q)
-{
+static bool pick_cancelled(void *ctx, const struct seq *q) {
     (void)ctx;
     return seq__cancelled(q);
 }
 
 /* Ends the picked ones, wherever they are. */
-static void end_picked(struct sched *s, bool (*pick)(void *, const struct seq *), enum finish_reason why, int status)
-{
+static void end_picked(struct sched *s, bool (*pick)(void *, const struct seq *), enum finish_reason why, int status) {
     struct seq *q = queue__extract(&s->queue, pick, NULL), *next;
 
     for (; q; q = next) {
@@ -94,8 +84,7 @@ static void end_picked(struct sched *s, bool (*pick)(void *, const struct seq *)
             end_active(s, s->active[i], why, status);
 }
 
-static void take_cancels(struct sched *s, bool all)
-{
+static void take_cancels(struct sched *s, bool all) {
     uint64_t n = atomic_load_explicit(&s->n_cancels, memory_order_acquire);
 
     if (all)
@@ -106,8 +95,7 @@ static void take_cancels(struct sched *s, bool all)
 }
 
 /* Returns the number of items; s->item_seqs names the sequence of each. */
-static uint32_t form_batch(struct sched *s, struct batch *b)
-{
+static uint32_t form_batch(struct sched *s, struct batch *b) {
     uint32_t n_items = 0;
 
     slots__admit(s);
@@ -137,8 +125,7 @@ static uint32_t form_batch(struct sched *s, struct batch *b)
     return n_items;
 }
 
-static void report_started(struct sched *s, struct seq *q)
-{
+static void report_started(struct sched *s, struct seq *q) {
     struct event ev = {.request = q->request, .type = EVENT_STARTED, .cached = q->n_reused};
 
     q->started = true;
@@ -147,8 +134,7 @@ static void report_started(struct sched *s, struct seq *q)
     emit(s, &ev);
 }
 
-static void report_token(struct sched *s, const struct seq *q)
-{
+static void report_token(struct sched *s, const struct seq *q) {
     struct event ev = {
         .request = q->request,
         .type = EVENT_TOKEN,
@@ -161,8 +147,7 @@ static void report_token(struct sched *s, const struct seq *q)
 }
 
 /* What the step did for one sequence. Returns why q ends now, or FINISH_NONE. */
-static enum finish_reason advance(struct sched *s, struct seq *q, uint32_t n_computed, const struct kern_sampled *drawn)
-{
+static enum finish_reason advance(struct sched *s, struct seq *q, uint32_t n_computed, const struct kern_sampled *drawn) {
     enum finish_reason why;
 
     q->n_computed += n_computed;
@@ -181,8 +166,7 @@ static enum finish_reason advance(struct sched *s, struct seq *q, uint32_t n_com
     return why;
 }
 
-static void run_step(struct sched *s, const struct batch *b)
-{
+static void run_step(struct sched *s, const struct batch *b) {
     struct step_out out = {.sampled = s->sampled};
     uint64_t start_ns = clock_mono_ns();
     int status = s->o.ops->step(s->o.engine, b, &out);
@@ -203,8 +187,7 @@ static void run_step(struct sched *s, const struct batch *b)
     }
 }
 
-static void publish_counts(struct sched *s)
-{
+static void publish_counts(struct sched *s) {
     struct metrics *m = &s->m;
 
     atomic_store_explicit(&m->n_running, s->n_running, memory_order_relaxed);
@@ -213,16 +196,14 @@ static void publish_counts(struct sched *s)
 }
 
 /* L polls too late. Cancels and submits are still taken every time round. */
-static void wait_for_room(struct sched *s)
-{
+static void wait_for_room(struct sched *s) {
     metrics__add(&s->m.n_ring_waits, 1);
     notify(s);
     park_wait(&s->wake, RING_WAIT_NS);
 }
 
 /* Nothing to compute: tell L, and sleep until it sends something. */
-static void rest(struct sched *s, bool quiescing)
-{
+static void rest(struct sched *s, bool quiescing) {
     notify(s);
     if (quiescing && !atomic_load_explicit(&s->quiesced, memory_order_relaxed)) {
         atomic_store_explicit(&s->quiesced, true, memory_order_release);
@@ -231,8 +212,7 @@ static void rest(struct sched *s, bool quiescing)
     park_wait(&s->wake, UINT64_MAX);
 }
 
-static void work(struct sched *s)
-{
+static void work(struct sched *s) {
     struct batch b;
 
     if (failed(s) || s->n_active + s->queue.n == 0 || !has_room(s))
@@ -243,8 +223,7 @@ static void work(struct sched *s)
         atomic_store_explicit(&s->failed, true, memory_order_relaxed);
 }
 
-void *loop__main(void *arg)
-{
+void *loop__main(void *arg) {
     struct sched *s = arg;
 
     while (!atomic_load_explicit(&s->stop, memory_order_acquire)) {

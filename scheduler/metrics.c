@@ -5,21 +5,18 @@
  * hours do not count. */
 #include "scheduler/internal.h"
 
-static uint64_t get(const _Atomic uint64_t *c)
-{
+static uint64_t get(const _Atomic uint64_t *c) {
     return atomic_load_explicit(c, memory_order_relaxed);
 }
 
 /* The running interval counts as soon as it is longer than the average: a stall shows at once. */
-static void publish_drain(struct metrics *m)
-{
+static void publish_drain(struct metrics *m) {
     uint64_t ns = m->since_done_ns > m->mean_done_ns ? m->since_done_ns : m->mean_done_ns;
 
     atomic_store_explicit(&m->drain_ns, ns, memory_order_relaxed);
 }
 
-void metrics__step(struct metrics *m, uint64_t ns, uint32_t n_tokens)
-{
+void metrics__step(struct metrics *m, uint64_t ns, uint32_t n_tokens) {
     metrics__add(&m->n_steps, 1);
     metrics__add(&m->step_ns, ns);
     atomic_store_explicit(&m->last_batch_tokens, n_tokens, memory_order_relaxed);
@@ -27,8 +24,7 @@ void metrics__step(struct metrics *m, uint64_t ns, uint32_t n_tokens)
     publish_drain(m);
 }
 
-void metrics__done(struct metrics *m, enum finish_reason why)
-{
+void metrics__done(struct metrics *m, enum finish_reason why) {
     switch (why) {
     case FINISH_STOP: metrics__add(&m->n_stop, 1); break;
     case FINISH_LENGTH: metrics__add(&m->n_length, 1); break;
@@ -46,16 +42,14 @@ void metrics__done(struct metrics *m, enum finish_reason why)
 }
 
 /* Queued and preempted ones, and those E has not seen yet. */
-static uint64_t n_waiting(const struct metrics *m)
-{
+static uint64_t n_waiting(const struct metrics *m) {
     uint64_t n_taken = get(&m->n_taken), n_submitted = get(&m->n_submitted);
     uint64_t unseen = n_submitted > n_taken ? n_submitted - n_taken : 0; /* relaxed: the two may be of different times */
 
     return unseen + atomic_load_explicit(&m->n_queued, memory_order_relaxed);
 }
 
-void sched_stats(const struct sched *s, struct sched_stats *out)
-{
+void sched_stats(const struct sched *s, struct sched_stats *out) {
     const struct metrics *m = &s->m;
     *out = (struct sched_stats){
         .n_submitted = get(&m->n_submitted),
@@ -79,8 +73,7 @@ void sched_stats(const struct sched *s, struct sched_stats *out)
     s->o.ops->stats(s->o.engine, &out->engine);
 }
 
-uint32_t sched_retry_after_s(const struct sched *s)
-{
+uint32_t sched_retry_after_s(const struct sched *s) {
     enum { MOST_S = 600 }; /* beyond this it is a guess */
     uint64_t ahead = n_waiting(&s->m) + 1;
     uint64_t ns = get(&s->m.drain_ns), seconds;

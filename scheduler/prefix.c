@@ -12,8 +12,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 
-int prefix__init(struct prefix_index *x, uint32_t n_pages, uint32_t page_tokens)
-{
+int prefix__init(struct prefix_index *x, uint32_t n_pages, uint32_t page_tokens) {
     uint64_t n_buckets = 64;
 
     while (n_buckets < n_pages)
@@ -24,14 +23,12 @@ int prefix__init(struct prefix_index *x, uint32_t n_pages, uint32_t page_tokens)
     return x->buckets ? ST_OK : ST_NOMEM;
 }
 
-void prefix__clear(struct prefix_index *x)
-{
+void prefix__clear(struct prefix_index *x) {
     mem_free(x->buckets);
     x->buckets = NULL;
 }
 
-static uint64_t hash_block(uint64_t h, const int32_t *tokens, uint32_t n)
-{
+static uint64_t hash_block(uint64_t h, const int32_t *tokens, uint32_t n) {
     for (uint32_t i = 0; i < n; i++) {
         h = (h ^ (uint32_t)tokens[i]) * 0x9e3779b97f4a7c15u;
         h ^= h >> 32;
@@ -39,8 +36,7 @@ static uint64_t hash_block(uint64_t h, const int32_t *tokens, uint32_t n)
     return h;
 }
 
-void prefix__hash(const struct prefix_index *x, struct seq *q)
-{
+void prefix__hash(const struct prefix_index *x, struct seq *q) {
     uint32_t n_blocks = q->n_tokens / x->page_tokens;
 
     for (uint32_t i = q->n_hashed; i < n_blocks; i++) {
@@ -52,8 +48,7 @@ void prefix__hash(const struct prefix_index *x, struct seq *q)
     q->n_hashed = n_blocks;
 }
 
-void prefix__publish(struct prefix_index *x, struct seq *q)
-{
+void prefix__publish(struct prefix_index *x, struct seq *q) {
     uint32_t n_blocks = q->n_computed / x->page_tokens;
 
     if (!q->share || n_blocks <= q->n_published)
@@ -71,8 +66,7 @@ void prefix__publish(struct prefix_index *x, struct seq *q)
     q->n_published = n_blocks;
 }
 
-void prefix__withdraw(struct seq *q)
-{
+void prefix__withdraw(struct seq *q) {
     for (uint32_t i = 0; i < q->n_published; i++) {
         struct prefix_block *b = &q->blocks[i];
 
@@ -83,13 +77,11 @@ void prefix__withdraw(struct seq *q)
     q->n_published = 0;
 }
 
-static bool same_start(const struct seq *a, const struct seq *b, size_t n_tokens)
-{
+static bool same_start(const struct seq *a, const struct seq *b, size_t n_tokens) {
     return memcmp(a->tokens, b->tokens, n_tokens * sizeof *a->tokens) == 0;
 }
 
-static struct seq *owner_of(const struct prefix_index *x, const struct seq *q, uint32_t i_block)
-{
+static struct seq *owner_of(const struct prefix_index *x, const struct seq *q, uint32_t i_block) {
     uint64_t h = q->blocks[i_block].hash;
 
     for (struct prefix_block *b = x->buckets[h & x->mask]; b; b = b->next)
@@ -98,8 +90,7 @@ static struct seq *owner_of(const struct prefix_index *x, const struct seq *q, u
     return NULL;
 }
 
-uint32_t prefix__find(const struct prefix_index *x, struct seq *q, uint32_t max_tokens, struct seq **from)
-{
+uint32_t prefix__find(const struct prefix_index *x, struct seq *q, uint32_t max_tokens, struct seq **from) {
     uint32_t n_blocks = max_tokens / x->page_tokens, n = 0;
 
     *from = NULL;
@@ -118,8 +109,7 @@ uint32_t prefix__find(const struct prefix_index *x, struct seq *q, uint32_t max_
     return n * x->page_tokens;
 }
 
-bool prefix__covers(const struct prefix_index *x, const struct seq *b, const struct seq *a)
-{
+bool prefix__covers(const struct prefix_index *x, const struct seq *b, const struct seq *a) {
     uint32_t n = a->n_published;
 
     return n == 0 || (n <= b->n_published && a->blocks[n - 1].hash == b->blocks[n - 1].hash &&

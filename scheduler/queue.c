@@ -8,8 +8,7 @@
 #include "base/alloc.h"
 #include "base/status.h"
 
-int queue__init(struct queue *w, uint32_t cap)
-{
+int queue__init(struct queue *w, uint32_t cap) {
     uint64_t n_buckets = 1;
 
     while (n_buckets < cap)
@@ -28,21 +27,18 @@ int queue__init(struct queue *w, uint32_t cap)
     return ST_OK;
 }
 
-void queue__clear(struct queue *w)
-{
+void queue__clear(struct queue *w) {
     mem_free(w->groups);
     mem_free(w->buckets);
     *w = (struct queue){0};
 }
 
-static struct queue_group **bucket_of(const struct queue *w, uint64_t key)
-{
+static struct queue_group **bucket_of(const struct queue *w, uint64_t key) {
     key *= 0x9e3779b97f4a7c15u; /* keys are often consecutive or pointers: spread them */
     return &w->buckets[(key >> 32) & w->mask];
 }
 
-static void turn_append(struct queue *w, struct queue_group *g)
-{
+static void turn_append(struct queue *w, struct queue_group *g) {
     g->next_turn = NULL;
     if (w->turn)
         w->turn_tail->next_turn = g;
@@ -51,8 +47,7 @@ static void turn_append(struct queue *w, struct queue_group *g)
     w->turn_tail = g;
 }
 
-static struct queue_group *group_find_or_add(struct queue *w, uint64_t key)
-{
+static struct queue_group *group_find_or_add(struct queue *w, uint64_t key) {
     struct queue_group **bucket = bucket_of(w, key);
     struct queue_group *g = *bucket;
 
@@ -69,8 +64,7 @@ static struct queue_group *group_find_or_add(struct queue *w, uint64_t key)
 }
 
 /* g is out of the turn line already. */
-static void group_release(struct queue *w, struct queue_group *g)
-{
+static void group_release(struct queue *w, struct queue_group *g) {
     struct queue_group **link = bucket_of(w, g->key);
 
     while (*link != g)
@@ -80,8 +74,7 @@ static void group_release(struct queue *w, struct queue_group *g)
     w->free = g;
 }
 
-void queue__push(struct queue *w, struct seq *q)
-{
+void queue__push(struct queue *w, struct seq *q) {
     struct queue_group *g = group_find_or_add(w, q->request->group);
 
     q->next = NULL;
@@ -93,13 +86,11 @@ void queue__push(struct queue *w, struct seq *q)
     w->n++;
 }
 
-struct seq *queue__peek(const struct queue *w)
-{
+struct seq *queue__peek(const struct queue *w) {
     return w->turn ? w->turn->head : NULL;
 }
 
-void queue__pop(struct queue *w)
-{
+void queue__pop(struct queue *w) {
     struct queue_group *g = w->turn;
 
     g->head = g->head->next;
@@ -113,8 +104,7 @@ void queue__pop(struct queue *w)
 
 /* Takes the picked ones out of one group; returns where the next picked one is to be linked. */
 static struct seq **group_extract(struct queue *w, struct queue_group *g, bool (*pick)(void *, const struct seq *),
-                                  void *ctx, struct seq **out)
-{
+                                  void *ctx, struct seq **out) {
     struct seq **link = &g->head;
 
     g->tail = NULL;
@@ -135,8 +125,7 @@ static struct seq **group_extract(struct queue *w, struct queue_group *g, bool (
     return out;
 }
 
-struct seq *queue__extract(struct queue *w, bool (*pick)(void *, const struct seq *), void *ctx)
-{
+struct seq *queue__extract(struct queue *w, bool (*pick)(void *, const struct seq *), void *ctx) {
     struct seq *picked = NULL, **out = &picked;
     struct queue_group *g = w->turn;
 

@@ -11,8 +11,7 @@
 
 enum { EVENTS_PER_SEQ = 256 };
 
-static int check_opts(const struct sched_opts *o, const struct engine_info *info, struct err *e)
-{
+static int check_opts(const struct sched_opts *o, const struct engine_info *info, struct err *e) {
     if (o->max_running < 1 || o->max_running > info->n_seqs)
         return err_set(e, ST_INVALID, "max_running: expected 1..%u (sequences of the engine), found %u", info->n_seqs,
                        o->max_running);
@@ -29,8 +28,7 @@ static int check_opts(const struct sched_opts *o, const struct engine_info *info
     return ST_OK;
 }
 
-static int alloc_parts(struct sched *s)
-{
+static int alloc_parts(struct sched *s) {
     uint32_t n = s->o.max_running;
 
     s->slots = mem_zalloc(s->info.n_seqs, sizeof(struct seq *));
@@ -49,8 +47,7 @@ static int alloc_parts(struct sched *s)
     return ST_OK;
 }
 
-static void free_parts(struct sched *s)
-{
+static void free_parts(struct sched *s) {
     prefix__clear(&s->index);
     queue__clear(&s->queue);
     spsc_clear(&s->events);
@@ -65,8 +62,7 @@ static void free_parts(struct sched *s)
 }
 
 /* Signals belong to L. */
-static int start_thread(struct sched *s)
-{
+static int start_thread(struct sched *s) {
     sigset_t all, old;
     int failed;
 
@@ -79,8 +75,7 @@ static int start_thread(struct sched *s)
     return failed;
 }
 
-int sched_start(struct sched **out, const struct sched_opts *o, struct err *e)
-{
+int sched_start(struct sched **out, const struct sched_opts *o, struct err *e) {
     struct engine_info info;
     struct sched *s;
     int status;
@@ -119,8 +114,7 @@ fail:
     return err_set(e, ST_INTERNAL, "scheduler: cannot start the engine thread");
 }
 
-void sched_quiesce(struct sched *s)
-{
+void sched_quiesce(struct sched *s) {
     s->refuse = true;
     atomic_store_explicit(&s->cancel_all, true, memory_order_release);
     park_wake(&s->wake);
@@ -128,8 +122,7 @@ void sched_quiesce(struct sched *s)
         park_wait(&s->quiet, UINT64_MAX);
 }
 
-void sched_stop(struct sched *s)
-{
+void sched_stop(struct sched *s) {
     sched_quiesce(s);
     atomic_store_explicit(&s->stop, true, memory_order_release);
     park_wake(&s->wake);
@@ -140,8 +133,7 @@ void sched_stop(struct sched *s)
 }
 
 /* Everything E takes for granted. The last drawn token never enters KV. */
-static bool request_fits(const struct sched *s, const struct request *r)
-{
+static bool request_fits(const struct sched *s, const struct request *r) {
     uint64_t n_total = (uint64_t)r->n_prompt + r->max_tokens;
     uint64_t n_kv = r->max_tokens > 0 ? n_total - 1 : n_total;
 
@@ -158,8 +150,7 @@ static bool request_fits(const struct sched *s, const struct request *r)
     return true;
 }
 
-int sched_submit(struct sched *s, struct request *r)
-{
+int sched_submit(struct sched *s, struct request *r) {
     int status;
 
     if (s->refuse)
@@ -180,15 +171,13 @@ int sched_submit(struct sched *s, struct request *r)
     return ST_OK;
 }
 
-void sched_cancel(struct sched *s, struct request *r)
-{
+void sched_cancel(struct sched *s, struct request *r) {
     atomic_store_explicit(&r->cancel, true, memory_order_relaxed);
     atomic_fetch_add_explicit(&s->n_cancels, 1, memory_order_release);
     park_wake(&s->wake);
 }
 
-int sched_poll(struct sched *s, struct event *ev, int cap)
-{
+int sched_poll(struct sched *s, struct event *ev, int cap) {
     int n = 0;
 
     while (n < cap && spsc_pop(&s->events, &ev[n])) {

@@ -12,8 +12,7 @@
 #include "base/status.h"
 
 /* A ban is a logit bias of -infinity: built here once, so no step allocates or edits a list. */
-static void ban_stop_ids(struct seq *q, struct kern_logit_bias *list, uint32_t n_vocab)
-{
+static void ban_stop_ids(struct seq *q, struct kern_logit_bias *list, uint32_t n_vocab) {
     const struct request *r = q->request;
     uint32_t n = r->sample.n_bias;
 
@@ -27,8 +26,7 @@ static void ban_stop_ids(struct seq *q, struct kern_logit_bias *list, uint32_t n
     q->banned.n_bias = n;
 }
 
-int seq__new(struct seq **out, struct request *r, const struct engine_info *info, bool share)
-{
+int seq__new(struct seq **out, struct request *r, const struct engine_info *info, bool share) {
     size_t cap = (size_t)r->n_prompt + r->max_tokens;
     size_t blocks_bytes = cap / info->page_tokens * sizeof(struct prefix_block);
     size_t bans_bytes = ((size_t)r->sample.n_bias + r->n_stop_ids) * sizeof(struct kern_logit_bias);
@@ -48,23 +46,19 @@ int seq__new(struct seq **out, struct request *r, const struct engine_info *info
     return ST_OK;
 }
 
-void seq__free(struct seq *q)
-{
+void seq__free(struct seq *q) {
     mem_free(q);
 }
 
-bool seq__cancelled(const struct seq *q)
-{
+bool seq__cancelled(const struct seq *q) {
     return atomic_load_explicit(&q->request->cancel, memory_order_relaxed);
 }
 
-static bool stop_ids_banned(const struct seq *q)
-{
+static bool stop_ids_banned(const struct seq *q) {
     return q->request->ignore_eos || seq__n_output(q) < q->request->min_tokens;
 }
 
-void seq__item(const struct seq *q, uint32_t n_take, struct batch_item *item)
-{
+void seq__item(const struct seq *q, uint32_t n_take, struct batch_item *item) {
     const struct request *r = q->request;
     uint32_t end = q->n_computed + n_take;
 
@@ -89,16 +83,14 @@ void seq__item(const struct seq *q, uint32_t n_take, struct batch_item *item)
     }
 }
 
-static bool is_stop_id(const struct request *r, int32_t id)
-{
+static bool is_stop_id(const struct request *r, int32_t id) {
     for (uint32_t i = 0; i < r->n_stop_ids; i++)
         if (r->stop_ids[i] == id)
             return true;
     return false;
 }
 
-enum finish_reason seq__append(struct seq *q, const struct kern_sampled *drawn)
-{
+enum finish_reason seq__append(struct seq *q, const struct kern_sampled *drawn) {
     const struct request *r = q->request;
     uint32_t index = seq__n_output(q);
     bool may_stop = !stop_ids_banned(q);

@@ -15,13 +15,11 @@
 #include "base/log.h"
 #include "base/status.h"
 
-static uint32_t pages_of(const struct sched *s, uint32_t n_tokens)
-{
+static uint32_t pages_of(const struct sched *s, uint32_t n_tokens) {
     return n_tokens / s->info.page_tokens + (n_tokens % s->info.page_tokens != 0);
 }
 
-static uint64_t free_pages(const struct sched *s)
-{
+static uint64_t free_pages(const struct sched *s) {
     struct engine_stats st;
 
     s->o.ops->stats(s->o.engine, &st);
@@ -29,8 +27,7 @@ static uint64_t free_pages(const struct sched *s)
 }
 
 /* What evicting them all would free, at most: pages shared with a running sequence stay. */
-static uint64_t cached_pages(const struct sched *s)
-{
+static uint64_t cached_pages(const struct sched *s) {
     uint64_t n = 0;
 
     for (uint32_t id = 0; id < s->info.n_seqs; id++)
@@ -39,14 +36,12 @@ static uint64_t cached_pages(const struct sched *s)
     return n;
 }
 
-static void broken(struct sched *s, const char *what)
-{
+static void broken(struct sched *s, const char *what) {
     log_error("scheduler", "the engine broke its contract: %s", what);
     atomic_store_explicit(&s->failed, true, memory_order_relaxed);
 }
 
-static seq_id free_id(const struct sched *s)
-{
+static seq_id free_id(const struct sched *s) {
     seq_id id = 0;
 
     while (id < s->info.n_seqs && s->slots[id])
@@ -55,23 +50,20 @@ static seq_id free_id(const struct sched *s)
     return id;
 }
 
-static void drop_kv(struct sched *s, struct seq *q)
-{
+static void drop_kv(struct sched *s, struct seq *q) {
     prefix__withdraw(q);
     s->o.ops->kv_free(s->o.engine, q->id);
     s->slots[q->id] = NULL;
     q->n_computed = q->n_reserved = q->n_reused = 0;
 }
 
-static void evict(struct sched *s, struct seq *cached)
-{
+static void evict(struct sched *s, struct seq *cached) {
     drop_kv(s, cached);
     seq__free(cached);
     s->n_cached--;
 }
 
-static bool evict_lru(struct sched *s)
-{
+static bool evict_lru(struct sched *s) {
     struct seq *lru = NULL;
 
     for (uint32_t id = 0; id < s->info.n_seqs; id++) {
@@ -85,8 +77,7 @@ static bool evict_lru(struct sched *s)
     return lru != NULL;
 }
 
-static int reserve(struct sched *s, struct seq *q, uint32_t n_tokens)
-{
+static int reserve(struct sched *s, struct seq *q, uint32_t n_tokens) {
     int status = s->o.ops->kv_reserve(s->o.engine, q->id, n_tokens);
 
     if (status == ST_OK)
@@ -97,8 +88,7 @@ static int reserve(struct sched *s, struct seq *q, uint32_t n_tokens)
 }
 
 /* q has an id and no KV: it starts with the first n_tokens of `from`, or with nothing. */
-static void share_kv(struct sched *s, struct seq *q, struct seq *from, uint32_t n_tokens)
-{
+static void share_kv(struct sched *s, struct seq *q, struct seq *from, uint32_t n_tokens) {
     s->slots[q->id] = q;
     if (n_tokens == 0)
         return;
@@ -113,13 +103,11 @@ static void share_kv(struct sched *s, struct seq *q, struct seq *from, uint32_t 
 }
 
 /* The last token is always computed, because the next one is drawn from it; for prompt logprobs all of them are. */
-static uint32_t reusable_tokens(const struct seq *q)
-{
+static uint32_t reusable_tokens(const struct seq *q) {
     return q->share && (q->started || !q->request->prompt_logprobs) ? q->n_tokens - 1 : 0;
 }
 
-static bool give_kv(struct sched *s, struct seq *q)
-{
+static bool give_kv(struct sched *s, struct seq *q) {
     struct seq *from = NULL;
     uint32_t n_shared = q->share ? prefix__find(&s->index, q, reusable_tokens(q), &from) : 0;
     uint64_t need = pages_of(s, q->n_tokens) - pages_of(s, n_shared) + (uint64_t)s->n_running;
@@ -136,14 +124,12 @@ static bool give_kv(struct sched *s, struct seq *q)
     return false;
 }
 
-static bool failed(const struct sched *s)
-{
+static bool failed(const struct sched *s) {
     return atomic_load_explicit(&s->failed, memory_order_relaxed);
 }
 
 /* Preempted ones come before new ones and are not overtaken, so n_active never passes max_running. */
-void slots__admit(struct sched *s)
-{
+void slots__admit(struct sched *s) {
     while (s->n_running < s->o.max_running && !failed(s)) {
         bool resume = s->n_running < s->n_active;
         struct seq *q = resume ? s->active[s->n_running] : queue__peek(&s->queue);
@@ -163,15 +149,13 @@ void slots__admit(struct sched *s)
     }
 }
 
-static void preempt_youngest(struct sched *s)
-{
+static void preempt_youngest(struct sched *s) {
     drop_kv(s, s->active[--s->n_running]);
     metrics__add(&s->m.n_preempted, 1);
 }
 
 /* Oldest first, and only younger ones are preempted: whoever was served before in this pass keeps its room. */
-void slots__grow(struct sched *s)
-{
+void slots__grow(struct sched *s) {
     for (uint32_t i = 0; i < s->n_running && !failed(s); i++) {
         struct seq *q = s->active[i];
 
@@ -187,8 +171,7 @@ void slots__grow(struct sched *s)
     }
 }
 
-static bool older_computes_block(const struct sched *s, uint32_t i_active, uint32_t k)
-{
+static bool older_computes_block(const struct sched *s, uint32_t i_active, uint32_t k) {
     const struct seq *q = s->active[i_active];
 
     if (reusable_tokens(q) / s->info.page_tokens <= k)
@@ -203,8 +186,7 @@ static bool older_computes_block(const struct sched *s, uint32_t i_active, uint3
 }
 
 /* The n choices of one prompt arrive together: without this each of them would compute the whole prompt. */
-bool slots__ready(struct sched *s, uint32_t i_active)
-{
+bool slots__ready(struct sched *s, uint32_t i_active) {
     struct seq *q = s->active[i_active], *from;
     uint32_t n;
 
@@ -223,8 +205,7 @@ bool slots__ready(struct sched *s, uint32_t i_active)
 }
 
 /* A sequence that was cancelled early holds pages it never filled: keep only the full ones. */
-static void trim(struct sched *s, struct seq *q)
-{
+static void trim(struct sched *s, struct seq *q) {
     uint32_t n_tokens = q->n_published * s->info.page_tokens;
     seq_id id = free_id(s);
 
@@ -240,8 +221,7 @@ static void trim(struct sched *s, struct seq *q)
 }
 
 /* False when another cached sequence has all of q already. Those that q makes superfluous go. */
-static bool worth_caching(struct sched *s, struct seq *q)
-{
+static bool worth_caching(struct sched *s, struct seq *q) {
     if (q->n_published == 0 || s->max_cached == 0)
         return false;
     for (uint32_t id = 0; id < s->info.n_seqs; id++) {
@@ -259,8 +239,7 @@ static bool worth_caching(struct sched *s, struct seq *q)
     return true;
 }
 
-static void cache_or_free(struct sched *s, struct seq *q)
-{
+static void cache_or_free(struct sched *s, struct seq *q) {
     if (!worth_caching(s, q)) {
         drop_kv(s, q);
         seq__free(q);
@@ -275,8 +254,7 @@ static void cache_or_free(struct sched *s, struct seq *q)
     s->n_cached++;
 }
 
-void slots__retire(struct sched *s, struct seq *q)
-{
+void slots__retire(struct sched *s, struct seq *q) {
     uint32_t i = 0;
     bool running;
 
@@ -297,8 +275,7 @@ void slots__retire(struct sched *s, struct seq *q)
     }
 }
 
-void slots__clear(struct sched *s)
-{
+void slots__clear(struct sched *s) {
     for (uint32_t id = 0; id < s->info.n_seqs; id++) {
         struct seq *q = s->slots[id];
 

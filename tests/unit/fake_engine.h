@@ -43,8 +43,7 @@ struct fake_engine {
     char what[200];                 /* first violation */
 };
 
-__attribute__((format(printf, 2, 3))) static inline int fake_violation(struct fake_engine *f, const char *fmt, ...)
-{
+__attribute__((format(printf, 2, 3))) static inline int fake_violation(struct fake_engine *f, const char *fmt, ...) {
     va_list ap;
 
     va_start(ap, fmt);
@@ -54,19 +53,16 @@ __attribute__((format(printf, 2, 3))) static inline int fake_violation(struct fa
     return ST_INTERNAL;
 }
 
-static inline void fake_enter(struct fake_engine *f)
-{
+static inline void fake_enter(struct fake_engine *f) {
     if (atomic_flag_test_and_set(&f->inside))
         fake_violation(f, "entered by two threads at once");
 }
 
-static inline void fake_leave(struct fake_engine *f)
-{
+static inline void fake_leave(struct fake_engine *f) {
     atomic_flag_clear(&f->inside);
 }
 
-static inline void fake_open(struct fake_engine *f, const struct fake_opts *o)
-{
+static inline void fake_open(struct fake_engine *f, const struct fake_opts *o) {
     memset(f, 0, sizeof *f);
     f->o = *o;
     f->pages = calloc(o->info.n_pages, sizeof *f->pages);
@@ -80,8 +76,7 @@ static inline void fake_open(struct fake_engine *f, const struct fake_opts *o)
     atomic_flag_clear(&f->inside);
 }
 
-static inline void fake_close(struct fake_engine *f)
-{
+static inline void fake_close(struct fake_engine *f) {
     for (uint32_t i = 0; i < f->o.info.n_pages; i++)
         free(f->pages[i].tokens);
     for (uint32_t i = 0; i < f->o.info.n_seqs; i++)
@@ -91,15 +86,13 @@ static inline void fake_close(struct fake_engine *f)
     free(f->scratch);
 }
 
-static inline uint64_t fake_mix(uint64_t h, uint64_t v)
-{
+static inline uint64_t fake_mix(uint64_t h, uint64_t v) {
     h ^= v + 0x9e3779b97f4a7c15u + (h << 6) + (h >> 2);
     h *= 0xbf58476d1ce4e5b9u;
     return h ^ (h >> 31);
 }
 
-static inline bool fake_banned(const struct kern_sample *p, int32_t id)
-{
+static inline bool fake_banned(const struct kern_sample *p, int32_t id) {
     for (uint32_t i = 0; i < p->n_bias; i++)
         if (p->bias[i].id == id && p->bias[i].bias == -INFINITY)
             return true;
@@ -108,8 +101,7 @@ static inline bool fake_banned(const struct kern_sample *p, int32_t id)
 
 /* The model: pure, also the oracle of the tests. */
 static inline void fake_draw(const struct fake_opts *o, const int32_t *tokens, uint32_t n, const struct kern_sample *p,
-                             uint64_t counter, struct kern_sampled *out)
-{
+                             uint64_t counter, struct kern_sampled *out) {
     uint64_t h = 1;
     int32_t id;
 
@@ -124,8 +116,7 @@ static inline void fake_draw(const struct fake_opts *o, const int32_t *tokens, u
 }
 
 /* Log-probability of `next` after tokens [n]. */
-static inline float fake_prompt_logprob(const int32_t *tokens, uint32_t n, int32_t next)
-{
+static inline float fake_prompt_logprob(const int32_t *tokens, uint32_t n, int32_t next) {
     uint64_t h = 2;
 
     for (uint32_t i = 0; i < n; i++)
@@ -133,16 +124,14 @@ static inline float fake_prompt_logprob(const int32_t *tokens, uint32_t n, int32
     return -(float)(fake_mix(h, (uint32_t)next) % 1000) / 100;
 }
 
-static inline void fake_kv_read(struct fake_engine *f, const struct fake_seq *q)
-{
+static inline void fake_kv_read(struct fake_engine *f, const struct fake_seq *q) {
     uint32_t p = f->o.info.page_tokens;
 
     for (uint32_t i = 0; i < q->n_tokens; i++)
         f->scratch[i] = f->pages[q->pages[i / p]].tokens[i % p];
 }
 
-static inline int fake_check_item(struct fake_engine *f, const struct batch_item *it)
-{
+static inline int fake_check_item(struct fake_engine *f, const struct batch_item *it) {
     const struct engine_info *info = &f->o.info;
     struct fake_seq *q;
 
@@ -169,8 +158,7 @@ static inline int fake_check_item(struct fake_engine *f, const struct batch_item
     return ST_OK;
 }
 
-static inline int fake_run_item(struct fake_engine *f, const struct batch_item *it, struct kern_sampled *out)
-{
+static inline int fake_run_item(struct fake_engine *f, const struct batch_item *it, struct kern_sampled *out) {
     struct fake_seq *q = &f->seqs[it->seq];
     uint32_t p = f->o.info.page_tokens;
 
@@ -198,8 +186,7 @@ static inline int fake_run_item(struct fake_engine *f, const struct batch_item *
     return ST_OK;
 }
 
-static inline int fake_step(void *self, const struct batch *b, struct step_out *out)
-{
+static inline int fake_step(void *self, const struct batch *b, struct step_out *out) {
     struct fake_engine *f = self;
     uint32_t n_tokens = 0;
     int status = ST_OK;
@@ -229,8 +216,7 @@ static inline int fake_step(void *self, const struct batch *b, struct step_out *
     return status;
 }
 
-static inline int fake_reserve(void *self, seq_id id, uint32_t n_tokens)
-{
+static inline int fake_reserve(void *self, seq_id id, uint32_t n_tokens) {
     struct fake_engine *f = self;
     uint32_t p = f->o.info.page_tokens, want = (n_tokens + p - 1) / p, more, next = 0;
     struct fake_seq *q;
@@ -260,8 +246,7 @@ out:
     return status;
 }
 
-static inline void fake_free(void *self, seq_id id)
-{
+static inline void fake_free(void *self, seq_id id) {
     struct fake_engine *f = self;
 
     fake_enter(f);
@@ -278,8 +263,7 @@ static inline void fake_free(void *self, seq_id id)
     fake_leave(f);
 }
 
-static inline int fake_fork(void *self, seq_id from, seq_id to, uint32_t n_tokens)
-{
+static inline int fake_fork(void *self, seq_id from, seq_id to, uint32_t n_tokens) {
     struct fake_engine *f = self;
     uint32_t p = f->o.info.page_tokens;
     int status = ST_OK;
@@ -303,13 +287,11 @@ static inline int fake_fork(void *self, seq_id from, seq_id to, uint32_t n_token
     return status;
 }
 
-static inline void fake_info(void *self, struct engine_info *out)
-{
+static inline void fake_info(void *self, struct engine_info *out) {
     *out = ((struct fake_engine *)self)->o.info;
 }
 
-static inline void fake_stats(void *self, struct engine_stats *out)
-{
+static inline void fake_stats(void *self, struct engine_stats *out) {
     struct fake_engine *f = self;
 
     *out = (struct engine_stats){

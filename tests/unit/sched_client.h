@@ -41,8 +41,7 @@ struct client {
     void *ctx;
 };
 
-__attribute__((format(printf, 2, 3))) static inline void client_error(struct client *c, const char *fmt, ...)
-{
+__attribute__((format(printf, 2, 3))) static inline void client_error(struct client *c, const char *fmt, ...) {
     va_list ap;
 
     va_start(ap, fmt);
@@ -51,14 +50,12 @@ __attribute__((format(printf, 2, 3))) static inline void client_error(struct cli
     va_end(ap);
 }
 
-static inline void client_notify(void *ctx)
-{
+static inline void client_notify(void *ctx) {
     park_wake(ctx);
 }
 
 /* Heap, and never freed when a case fails: the thread E may still be running then. */
-static inline struct client *client_open(const struct sched_opts *opts)
-{
+static inline struct client *client_open(const struct sched_opts *opts) {
     struct client *c = calloc(1, sizeof *c);
     struct sched_opts o = *opts;
     struct err e = {0};
@@ -71,16 +68,14 @@ static inline struct client *client_open(const struct sched_opts *opts)
     return c;
 }
 
-static inline void client_close(struct client *c)
-{
+static inline void client_close(struct client *c) {
     if (c->s)
         sched_stop(c->s);
     park_clear(&c->park);
     free(c);
 }
 
-static inline struct job *job_new(const int32_t *prompt, uint32_t n_prompt, uint32_t max_tokens)
-{
+static inline struct job *job_new(const int32_t *prompt, uint32_t n_prompt, uint32_t max_tokens) {
     struct job *j = calloc(1, sizeof *j);
 
     j->prompt = malloc((n_prompt + 1) * sizeof *j->prompt);
@@ -95,8 +90,7 @@ static inline struct job *job_new(const int32_t *prompt, uint32_t n_prompt, uint
     return j;
 }
 
-static inline void job_want_logprobs(struct job *j)
-{
+static inline void job_want_logprobs(struct job *j) {
     j->logprobs = calloc(j->r.max_tokens + 1, sizeof *j->logprobs);
     for (uint32_t i = 0; i < j->r.max_tokens; i++)
         j->logprobs[i].id = -1;
@@ -104,16 +98,14 @@ static inline void job_want_logprobs(struct job *j)
     j->r.sample.n_top_logprobs = 0;
 }
 
-static inline void job_want_prompt_logprobs(struct job *j)
-{
+static inline void job_want_prompt_logprobs(struct job *j) {
     j->prompt_logprobs = calloc(j->r.n_prompt, sizeof *j->prompt_logprobs);
     for (uint32_t i = 0; i < j->r.n_prompt; i++)
         j->prompt_logprobs[i].id = -1;
     j->r.prompt_logprobs = j->prompt_logprobs;
 }
 
-static inline void job_free(struct job *j)
-{
+static inline void job_free(struct job *j) {
     free(j->prompt);
     free(j->got);
     free(j->logprobs);
@@ -122,8 +114,7 @@ static inline void job_free(struct job *j)
     free(j);
 }
 
-static inline int client_submit(struct client *c, struct job *j)
-{
+static inline int client_submit(struct client *c, struct job *j) {
     int status;
 
     j->submit_ns = clock_mono_ns();
@@ -135,14 +126,12 @@ static inline int client_submit(struct client *c, struct job *j)
     return status;
 }
 
-static inline void client_cancel(struct client *c, struct job *j)
-{
+static inline void client_cancel(struct client *c, struct job *j) {
     j->cancel_sent = true;
     sched_cancel(c->s, &j->r);
 }
 
-static inline void client_on_token(struct client *c, struct job *j, const struct event *ev)
-{
+static inline void client_on_token(struct client *c, struct job *j, const struct event *ev) {
     if (!j->started)
         client_error(c, "token before STARTED");
     if (ev->index != j->n_got || j->n_got >= j->r.max_tokens) {
@@ -157,8 +146,7 @@ static inline void client_on_token(struct client *c, struct job *j, const struct
     j->got[j->n_got++] = ev->token;
 }
 
-static inline void client_on_done(struct client *c, struct job *j, const struct event *ev)
-{
+static inline void client_on_done(struct client *c, struct job *j, const struct event *ev) {
     j->done = true;
     j->done_ns = clock_mono_ns();
     j->finish = ev->finish;
@@ -177,8 +165,7 @@ static inline void client_on_done(struct client *c, struct job *j, const struct 
     }
 }
 
-static inline void client_event(struct client *c, const struct event *ev)
-{
+static inline void client_event(struct client *c, const struct event *ev) {
     struct job *j = ev->request->user;
 
     if (!j->submitted || j->done)
@@ -203,8 +190,7 @@ static inline void client_event(struct client *c, const struct event *ev)
 }
 
 /* Takes what is there; waits for the next notify, at most timeout_ns, when nothing is. Returns events taken. */
-static inline int client_pump(struct client *c, uint64_t timeout_ns)
-{
+static inline int client_pump(struct client *c, uint64_t timeout_ns) {
     struct event ev[64];
     int n, total = 0;
 
@@ -219,8 +205,7 @@ static inline int client_pump(struct client *c, uint64_t timeout_ns)
 }
 
 /* Until every submitted job is done. False: nothing came for 10 seconds. */
-static inline bool client_drain(struct client *c)
-{
+static inline bool client_drain(struct client *c) {
     uint64_t last = clock_mono_ns();
 
     while (c->n_live > 0) {
@@ -233,8 +218,7 @@ static inline bool client_drain(struct client *c)
 }
 
 /* Small deterministic generator for tests. */
-static inline uint32_t rnd(uint64_t *state)
-{
+static inline uint32_t rnd(uint64_t *state) {
     *state += 0x9e3779b97f4a7c15u;
     uint64_t z = (*state ^ (*state >> 30)) * 0xbf58476d1ce4e5b9u;
 

@@ -19,8 +19,7 @@ struct rig {
     struct fake_opts fo;
 };
 
-static struct rig *rig_new(void)
-{
+static struct rig *rig_new(void) {
     struct rig *g = calloc(1, sizeof *g);
 
     g->fo = (struct fake_opts){
@@ -31,8 +30,7 @@ static struct rig *rig_new(void)
     return g;
 }
 
-static void rig_open(struct rig *g)
-{
+static void rig_open(struct rig *g) {
     fake_open(&g->fake, &g->fo);
     g->so.engine = &g->fake;
     g->c = client_open(&g->so);
@@ -50,8 +48,7 @@ static void rig_open(struct rig *g)
         free(g);                                                                                     \
     } while (0)
 
-static struct job *prompt_job(uint32_t seed, uint32_t n_prompt, uint32_t max_tokens)
-{
+static struct job *prompt_job(uint32_t seed, uint32_t n_prompt, uint32_t max_tokens) {
     int32_t t[LONG];
     uint64_t state = seed;
 
@@ -60,8 +57,7 @@ static struct job *prompt_job(uint32_t seed, uint32_t n_prompt, uint32_t max_tok
     return job_new(t, n_prompt, max_tokens);
 }
 
-static struct sched_stats stats_of(const struct rig *g)
-{
+static struct sched_stats stats_of(const struct rig *g) {
     struct sched_stats st;
 
     sched_stats(g->c->s, &st);
@@ -78,8 +74,7 @@ static struct sched_stats stats_of(const struct rig *g)
         }                                                                                            \
     } while (0)
 
-TEST(one_request)
-{
+TEST(one_request) {
     struct rig *g = rig_new();
     struct job *j = prompt_job(1, 20, 10);
     struct kern_sampled out;
@@ -95,8 +90,7 @@ TEST(one_request)
     RIG_CLOSE(g);
 }
 
-TEST(prompt_only_with_logprobs)
-{
+TEST(prompt_only_with_logprobs) {
     struct rig *g = rig_new();
     struct job *j = prompt_job(1, 100, 0), *again = prompt_job(1, 100, 0), *one = prompt_job(2, 1, 0);
 
@@ -121,8 +115,7 @@ TEST(prompt_only_with_logprobs)
     RIG_CLOSE(g);
 }
 
-TEST(submit_refuses_what_cannot_run)
-{
+TEST(submit_refuses_what_cannot_run) {
     struct rig *g = rig_new();
     struct job *j = prompt_job(1, 20, 10), *big;
     struct kern_logit_bias bias = {VOCAB, 1};
@@ -156,8 +149,7 @@ TEST(submit_refuses_what_cannot_run)
     RIG_CLOSE(g);
 }
 
-TEST(queue_is_bounded)
-{
+TEST(queue_is_bounded) {
     struct rig *g = rig_new();
     struct job *jobs[6];
 
@@ -180,8 +172,7 @@ TEST(queue_is_bounded)
     RIG_CLOSE(g);
 }
 
-TEST(retry_after_follows_the_drain_rate)
-{
+TEST(retry_after_follows_the_drain_rate) {
     struct rig *g = rig_new();
     struct job *jobs[40];
 
@@ -208,8 +199,7 @@ TEST(retry_after_follows_the_drain_rate)
 /* ---- cancel ---- */
 
 /* Steps that E began between the cancel and its event; one may have been running already. */
-static uint64_t cancel_takes(struct rig *g, struct job *j, const char *test_name_)
-{
+static uint64_t cancel_takes(struct rig *g, struct job *j, const char *test_name_) {
     uint64_t before = g->fake.n_steps;
 
     client_cancel(g->c, j);
@@ -218,8 +208,7 @@ static uint64_t cancel_takes(struct rig *g, struct job *j, const char *test_name
     return g->fake.n_steps - before;
 }
 
-TEST(cancel_in_every_state)
-{
+TEST(cancel_in_every_state) {
     struct rig *g = rig_new();
     struct job *decode = prompt_job(1, 8, 3000), *prefill = prompt_job(2, LONG, 10);
     struct job *queued = prompt_job(3, 8, 10), *unseen = prompt_job(4, 8, 10);
@@ -247,8 +236,7 @@ TEST(cancel_in_every_state)
     RIG_CLOSE(g);
 }
 
-TEST(cancel_while_preempted)
-{
+TEST(cancel_while_preempted) {
     struct rig *g = rig_new();
     struct job *a = prompt_job(1, 8, 380), *b = prompt_job(2, 8, 380);
 
@@ -265,8 +253,7 @@ TEST(cancel_while_preempted)
     RIG_CLOSE(g);
 }
 
-TEST(preempted_request_goes_on_as_if_nothing_happened)
-{
+TEST(preempted_request_goes_on_as_if_nothing_happened) {
     struct rig *g = rig_new();
     struct job *jobs[4];
 
@@ -300,8 +287,7 @@ TEST(preempted_request_goes_on_as_if_nothing_happened)
 
 /* ---- a late reader ---- */
 
-TEST(late_poll_loses_nothing)
-{
+TEST(late_poll_loses_nothing) {
     struct rig *g = rig_new();
     struct job *j = prompt_job(1, 8, 3000), *k = prompt_job(2, 8, 3000);
 
@@ -318,8 +304,7 @@ TEST(late_poll_loses_nothing)
     RIG_CLOSE(g);
 }
 
-TEST(cancel_and_quiesce_do_not_wait_for_a_poll)
-{
+TEST(cancel_and_quiesce_do_not_wait_for_a_poll) {
     struct rig *g = rig_new();
     struct job *j = prompt_job(1, 8, 3000), *k = prompt_job(2, 8, 3000), *queued = prompt_job(3, 8, 30);
 
@@ -346,8 +331,7 @@ TEST(cancel_and_quiesce_do_not_wait_for_a_poll)
 }
 
 /* A request submitted while E waits for room in the ring, and nothing else to wake it afterwards. */
-TEST(wake_up_during_a_ring_wait_is_not_lost)
-{
+TEST(wake_up_during_a_ring_wait_is_not_lost) {
     struct rig *g = rig_new();
     struct job *j = prompt_job(1, 8, 1000), *k = prompt_job(2, 8, 5);
 
@@ -374,8 +358,7 @@ struct watch {
     uint32_t n_prompt_computed;
 };
 
-static void watch_step(void *ctx, const struct batch *b)
-{
+static void watch_step(void *ctx, const struct batch *b) {
     struct watch *w = ctx;
     bool decode = false, prefill = false;
 
@@ -397,8 +380,7 @@ static void watch_step(void *ctx, const struct batch *b)
         w->n_steps_without_prefill += !prefill;
 }
 
-TEST(long_prefill_does_not_stop_decode)
-{
+TEST(long_prefill_does_not_stop_decode) {
     struct rig *g = rig_new();
     struct watch w = {.n_prompt_decode = 5, .n_prompt_prefill = LONG};
     struct job *decode = prompt_job(1, 5, 400), *prefill = prompt_job(2, LONG, 5);
@@ -420,8 +402,7 @@ TEST(long_prefill_does_not_stop_decode)
     RIG_CLOSE(g);
 }
 
-TEST(decode_that_fills_the_budget_does_not_stop_prefill)
-{
+TEST(decode_that_fills_the_budget_does_not_stop_prefill) {
     struct rig *g = rig_new();
     struct watch w = {.n_prompt_decode = 5, .n_prompt_prefill = 200};
     struct job *jobs[5];
@@ -450,8 +431,7 @@ TEST(decode_that_fills_the_budget_does_not_stop_prefill)
     RIG_CLOSE(g);
 }
 
-TEST(crowd_of_one_group_does_not_block_another)
-{
+TEST(crowd_of_one_group_does_not_block_another) {
     struct rig *g = rig_new();
     struct job *crowd[60], *one = prompt_job(99, 10, 5);
     uint32_t before = 0, after = 0;
@@ -480,8 +460,7 @@ TEST(crowd_of_one_group_does_not_block_another)
 
 /* ---- prefix reuse ---- */
 
-TEST(prefix_is_reused_from_cached_and_running)
-{
+TEST(prefix_is_reused_from_cached_and_running) {
     struct rig *g = rig_new();
     struct job *a = prompt_job(1, 100, 10), *b = prompt_job(1, 100, 500), *c = prompt_job(1, 100, 10);
     struct job *d = prompt_job(1, 100, 10), *e = prompt_job(1, 96, 10);
@@ -508,8 +487,7 @@ TEST(prefix_is_reused_from_cached_and_running)
     RIG_CLOSE(g);
 }
 
-TEST(choices_of_one_prompt_compute_it_once)
-{
+TEST(choices_of_one_prompt_compute_it_once) {
     struct rig *g = rig_new();
     struct watch w = {.n_prompt_decode = 1, .n_prompt_prefill = 2};
     struct job *jobs[4];
@@ -534,8 +512,7 @@ TEST(choices_of_one_prompt_compute_it_once)
     RIG_CLOSE(g);
 }
 
-TEST(least_recently_used_prefix_goes_first)
-{
+TEST(least_recently_used_prefix_goes_first) {
     struct rig *g = rig_new();
     static const uint32_t order[] = {1, 2, 1, 3, 1, 2}; /* two cached places: 3 evicts 2 */
     static const uint32_t want[] = {0, 0, 32, 0, 32, 0};
@@ -553,8 +530,7 @@ TEST(least_recently_used_prefix_goes_first)
     RIG_CLOSE(g);
 }
 
-TEST(cancelled_prefill_caches_only_what_it_computed)
-{
+TEST(cancelled_prefill_caches_only_what_it_computed) {
     struct rig *g = rig_new();
     struct job *j = prompt_job(1, LONG, 10), *k;
 
@@ -577,8 +553,7 @@ TEST(cancelled_prefill_caches_only_what_it_computed)
 
 /* ---- errors and resources ---- */
 
-TEST(engine_failure_ends_everything_with_an_error)
-{
+TEST(engine_failure_ends_everything_with_an_error) {
     struct rig *g = rig_new();
     struct job *jobs[10];
 
@@ -605,8 +580,7 @@ TEST(engine_failure_ends_everything_with_an_error)
     free(g);
 }
 
-TEST(steps_allocate_nothing)
-{
+TEST(steps_allocate_nothing) {
     struct rig *g = rig_new();
     struct job *jobs[4];
     struct mem_stats start, before, after;
@@ -631,8 +605,7 @@ TEST(steps_allocate_nothing)
     CHECK(after.n_live == start.n_live && after.mapped_bytes == start.mapped_bytes);
 }
 
-TEST(out_of_memory_is_an_error)
-{
+TEST(out_of_memory_is_an_error) {
     struct rig *g = rig_new();
     struct job *j = prompt_job(1, 10, 10);
     struct sched *s = NULL;
@@ -663,8 +636,7 @@ TEST(out_of_memory_is_an_error)
     free(g);
 }
 
-TEST(bad_options_are_named)
-{
+TEST(bad_options_are_named) {
     struct rig *g = rig_new();
     struct sched_opts o;
     struct sched *s;
@@ -688,8 +660,7 @@ TEST(bad_options_are_named)
 
 struct reader { const struct sched *s; atomic_bool stop; uint64_t n_output_last; bool backwards; };
 
-static void *read_stats(void *arg)
-{
+static void *read_stats(void *arg) {
     struct reader *r = arg;
 
     while (!atomic_load(&r->stop)) {
@@ -702,8 +673,7 @@ static void *read_stats(void *arg)
     return NULL;
 }
 
-TEST(stats_from_another_thread)
-{
+TEST(stats_from_another_thread) {
     struct rig *g = rig_new();
     struct reader r = {0};
     pthread_t thread;
@@ -725,8 +695,7 @@ TEST(stats_from_another_thread)
     RIG_CLOSE(g);
 }
 
-int main(void)
-{
+int main(void) {
     RUN(one_request);
     RUN(prompt_only_with_logprobs);
     RUN(submit_refuses_what_cannot_run);

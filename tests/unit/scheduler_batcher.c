@@ -8,18 +8,15 @@
 
 enum { MAX_WANTS = 40 };
 
-static struct batch_want decode(uint64_t last_step)
-{
+static struct batch_want decode(uint64_t last_step) {
     return (struct batch_want){.n_pending = 1, .decode = true, .last_step = last_step};
 }
 
-static struct batch_want prefill(uint32_t n)
-{
+static struct batch_want prefill(uint32_t n) {
     return (struct batch_want){.n_pending = n};
 }
 
-TEST(batcher_nothing_pending)
-{
+TEST(batcher_nothing_pending) {
     struct batch_want w[2] = {prefill(0), prefill(0)};
 
     CHECK(batcher__plan(w, 0, 16, 0) == 0);
@@ -27,8 +24,7 @@ TEST(batcher_nothing_pending)
     CHECK(w[0].n_take == 0 && w[1].n_take == 0);
 }
 
-TEST(batcher_decode_before_prefill)
-{
+TEST(batcher_decode_before_prefill) {
     struct batch_want w[4] = {prefill(1000), decode(0), decode(0), decode(0)};
 
     CHECK(batcher__plan(w, 4, 16, 0) == 16);
@@ -36,24 +32,21 @@ TEST(batcher_decode_before_prefill)
     CHECK(w[0].n_take == 13);
 }
 
-TEST(batcher_short_prompt_beside_a_long_one)
-{
+TEST(batcher_short_prompt_beside_a_long_one) {
     struct batch_want w[3] = {prefill(1000), prefill(3), prefill(1000)};
 
     CHECK(batcher__plan(w, 3, 20, 0) == 20);
     CHECK(w[0].n_take == 10 && w[1].n_take == 3 && w[2].n_take == 7);
 }
 
-TEST(batcher_oldest_takes_what_others_leave)
-{
+TEST(batcher_oldest_takes_what_others_leave) {
     struct batch_want w[2] = {prefill(1000), prefill(3)};
 
     CHECK(batcher__plan(w, 2, 20, 0) == 20);
     CHECK(w[0].n_take == 17 && w[1].n_take == 3);
 }
 
-TEST(batcher_prefill_share_when_decode_fills_the_budget)
-{
+TEST(batcher_prefill_share_when_decode_fills_the_budget) {
     struct batch_want w[17];
 
     for (int i = 0; i < 16; i++)
@@ -67,8 +60,7 @@ TEST(batcher_prefill_share_when_decode_fills_the_budget)
 }
 
 /* Any mix and any budget: simulate steps; everyone must advance within a bound. */
-static void simulate(const char *test_name_, uint64_t *state)
-{
+static void simulate(const char *test_name_, uint64_t *state) {
     struct batch_want w[MAX_WANTS];
     uint64_t waits[MAX_WANTS] = {0};
     uint32_t n = rnd_in(state, 1, MAX_WANTS), budget = rnd_in(state, 1, 50);
@@ -101,16 +93,14 @@ static void simulate(const char *test_name_, uint64_t *state)
     }
 }
 
-TEST(batcher_everyone_advances)
-{
+TEST(batcher_everyone_advances) {
     uint64_t state = 1;
 
     for (int round = 0; round < 500; round++)
         simulate(test_name_, &state);
 }
 
-int main(void)
-{
+int main(void) {
     RUN(batcher_nothing_pending);
     RUN(batcher_decode_before_prefill);
     RUN(batcher_short_prompt_beside_a_long_one);

@@ -10,8 +10,7 @@ enum { PAGE = 4, N_CTX = 64 };
 
 static const struct engine_info info = {.n_ctx = N_CTX, .n_seqs = 8, .page_tokens = PAGE, .n_pages = 64, .n_vocab = 1000};
 
-static struct seq *make(struct job **j, const int32_t *tokens, uint32_t n)
-{
+static struct seq *make(struct job **j, const int32_t *tokens, uint32_t n) {
     struct seq *q = NULL;
 
     *j = job_new(tokens, n, 8);
@@ -19,21 +18,18 @@ static struct seq *make(struct job **j, const int32_t *tokens, uint32_t n)
     return q;
 }
 
-static void destroy(struct seq *q, struct job *j)
-{
+static void destroy(struct seq *q, struct job *j) {
     prefix__withdraw(q);
     seq__free(q);
     job_free(j);
 }
 
-static void count_up(int32_t *t, uint32_t n)
-{
+static void count_up(int32_t *t, uint32_t n) {
     for (uint32_t i = 0; i < n; i++)
         t[i] = (int32_t)i;
 }
 
-TEST(prefix_longest_common_whole_blocks)
-{
+TEST(prefix_longest_common_whole_blocks) {
     int32_t t[32];
     struct prefix_index x;
     struct job *ja, *jb;
@@ -60,8 +56,7 @@ TEST(prefix_longest_common_whole_blocks)
     prefix__clear(&x);
 }
 
-TEST(prefix_same_block_elsewhere_is_not_a_prefix)
-{
+TEST(prefix_same_block_elsewhere_is_not_a_prefix) {
     int32_t t[8] = {1, 2, 3, 4, 1, 2, 3, 4}, u[12] = {9, 9, 9, 9, 1, 2, 3, 4, 5, 5, 5, 5};
     struct prefix_index x;
     struct job *ja, *jb;
@@ -78,8 +73,7 @@ TEST(prefix_same_block_elsewhere_is_not_a_prefix)
     prefix__clear(&x);
 }
 
-TEST(prefix_collision_shares_nothing)
-{
+TEST(prefix_collision_shares_nothing) {
     int32_t t[9] = {1, 2, 3, 4, 5, 6, 7, 8, 9}, u[9] = {1, 2, 3, 4, 5, 6, 7, 0, 9};
     struct prefix_index x;
     struct job *ja, *jb;
@@ -104,8 +98,7 @@ TEST(prefix_collision_shares_nothing)
     prefix__clear(&x);
 }
 
-TEST(prefix_random_against_plain_search)
-{
+TEST(prefix_random_against_plain_search) {
     enum { N = 12 };
     struct prefix_index x;
     struct job *jobs[N];
@@ -146,8 +139,7 @@ TEST(prefix_random_against_plain_search)
     prefix__clear(&x);
 }
 
-int main(void)
-{
+int main(void) {
     RUN(prefix_longest_common_whole_blocks);
     RUN(prefix_same_block_elsewhere_is_not_a_prefix);
     RUN(prefix_collision_shares_nothing);

@@ -25,8 +25,7 @@ struct world {
 struct totals { uint64_t preempted, cached, cancelled, stopped, steps, ring_waits; };
 
 /* What the request gets when it is alone: token after token from the model. */
-static void oracle(const struct world *w, struct job *j)
-{
+static void oracle(const struct world *w, struct job *j) {
     uint32_t cap = j->r.n_prompt + j->r.max_tokens, n = j->r.n_prompt;
     int32_t *tokens = malloc(cap * sizeof *tokens);
     struct kern_logit_bias bias[8];
@@ -54,8 +53,7 @@ static void oracle(const struct world *w, struct job *j)
     free(tokens);
 }
 
-static uint32_t make_prompt(struct world *w, int32_t *t, uint32_t cap)
-{
+static uint32_t make_prompt(struct world *w, int32_t *t, uint32_t cap) {
     uint32_t n = 0, more;
 
     if (w->n_jobs > 0 && rnd(&w->state) % 4 == 0) { /* a conversation goes on: old prompt and output, then more */
@@ -78,8 +76,7 @@ static uint32_t make_prompt(struct world *w, int32_t *t, uint32_t cap)
     return n;
 }
 
-static struct job *make_job(struct world *w)
-{
+static struct job *make_job(struct world *w) {
     const struct engine_info *info = &w->fake.o.info;
     uint32_t most = info->n_pages * info->page_tokens < info->n_ctx ? info->n_pages * info->page_tokens : info->n_ctx;
     uint32_t n, max_tokens;
@@ -113,8 +110,7 @@ static struct job *make_job(struct world *w)
     return j;
 }
 
-static struct fake_opts random_engine(uint64_t *state, uint32_t max_running)
-{
+static struct fake_opts random_engine(uint64_t *state, uint32_t max_running) {
     struct fake_opts o = {.eos = EOS, .eos_every = rnd_in(state, 8, 60)};
 
     o.info.page_tokens = rnd_in(state, 1, 8);
@@ -127,8 +123,7 @@ static struct fake_opts random_engine(uint64_t *state, uint32_t max_running)
     return o;
 }
 
-static void world_open(struct world *w, uint64_t seed)
-{
+static void world_open(struct world *w, uint64_t seed) {
     struct sched_opts so = {.ops = &fake_ops, .prefix_cache = seed % 8 != 7};
     struct fake_opts fo;
 
@@ -150,8 +145,7 @@ static void world_open(struct world *w, uint64_t seed)
     w->c = client_open(&so);
 }
 
-static void world_close(struct world *w)
-{
+static void world_close(struct world *w) {
     for (uint32_t i = 0; i < w->n_jobs; i++)
         job_free(w->jobs[i]);
     client_close(w->c);
@@ -159,8 +153,7 @@ static void world_close(struct world *w)
     free(w);
 }
 
-static void submit_or_pump(struct world *w, const char *test_name_)
-{
+static void submit_or_pump(struct world *w, const char *test_name_) {
     struct job *j = make_job(w);
     int status;
 
@@ -172,16 +165,14 @@ static void submit_or_pump(struct world *w, const char *test_name_)
         client_cancel(w->c, j); /* E may not have seen it yet */
 }
 
-static void cancel_some(struct world *w)
-{
+static void cancel_some(struct world *w) {
     struct job *j = w->jobs[rnd(&w->state) % w->n_jobs];
 
     if (!j->done)
         client_cancel(w->c, j);
 }
 
-static void check_world(struct world *w, struct totals *t, const char *test_name_)
-{
+static void check_world(struct world *w, struct totals *t, const char *test_name_) {
     struct sched_stats st;
     uint64_t n_prompt = 0, n_output = 0, n_cached = 0;
 
@@ -205,8 +196,7 @@ static void check_world(struct world *w, struct totals *t, const char *test_name
     };
 }
 
-static void check_no_page_lost(struct world *w, const char *test_name_)
-{
+static void check_no_page_lost(struct world *w, const char *test_name_) {
     sched_stop(w->c->s);
     w->c->s = NULL;
     CHECKF(w->fake.violations == 0, "engine: %s", w->fake.what);
@@ -214,8 +204,7 @@ static void check_no_page_lost(struct world *w, const char *test_name_)
 }
 
 /* Published counters settle when E rests. */
-static void wait_for_rest(struct world *w)
-{
+static void wait_for_rest(struct world *w) {
     struct sched_stats st;
 
     for (int i = 0; i < 10000; i++) {
@@ -226,8 +215,7 @@ static void wait_for_rest(struct world *w)
     }
 }
 
-static void run_world(const char *test_name_, uint64_t seed, struct totals *t)
-{
+static void run_world(const char *test_name_, uint64_t seed, struct totals *t) {
     struct world *w = calloc(1, sizeof *w);
 
     world_open(w, seed);
@@ -246,8 +234,7 @@ static void run_world(const char *test_name_, uint64_t seed, struct totals *t)
     world_close(w);
 }
 
-TEST(property_random_traffic)
-{
+TEST(property_random_traffic) {
     struct totals t = {0};
 
     for (uint64_t seed = 1; seed <= N_SEEDS; seed++)
@@ -262,8 +249,7 @@ TEST(property_random_traffic)
 }
 
 /* Quiesce in the middle of it: everything ends, nothing is lost, although nobody polls meanwhile. */
-static void quiesce_world(const char *test_name_, uint64_t seed)
-{
+static void quiesce_world(const char *test_name_, uint64_t seed) {
     struct world *w = calloc(1, sizeof *w);
     uint32_t n = seed % 4 == 0 ? 3 : 60;
 
@@ -282,14 +268,12 @@ static void quiesce_world(const char *test_name_, uint64_t seed)
     world_close(w);
 }
 
-TEST(property_quiesce_at_any_time)
-{
+TEST(property_quiesce_at_any_time) {
     for (uint64_t seed = 100; seed < 140; seed++)
         quiesce_world(test_name_, seed);
 }
 
-int main(void)
-{
+int main(void) {
     RUN(property_random_traffic);
     RUN(property_quiesce_at_any_time);
     return test_failed_;

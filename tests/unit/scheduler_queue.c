@@ -14,22 +14,19 @@ struct fixture {
     struct request requests[N];
 };
 
-static void setup(struct fixture *f, uint32_t cap)
-{
+static void setup(struct fixture *f, uint32_t cap) {
     memset(f, 0, sizeof *f);
     queue__init(&f->w, cap);
     for (int i = 0; i < N; i++)
         f->seqs[i].request = &f->requests[i];
 }
 
-static void push(struct fixture *f, int i, uint64_t group)
-{
+static void push(struct fixture *f, int i, uint64_t group) {
     f->requests[i].group = group;
     queue__push(&f->w, &f->seqs[i]);
 }
 
-static int pop(struct fixture *f)
-{
+static int pop(struct fixture *f) {
     struct seq *q = queue__peek(&f->w);
 
     if (!q)
@@ -38,8 +35,7 @@ static int pop(struct fixture *f)
     return (int)(q - f->seqs);
 }
 
-TEST(queue_fifo_between_single_groups)
-{
+TEST(queue_fifo_between_single_groups) {
     struct fixture f;
 
     setup(&f, N);
@@ -51,8 +47,7 @@ TEST(queue_fifo_between_single_groups)
     queue__clear(&f.w);
 }
 
-TEST(queue_round_robin_between_groups)
-{
+TEST(queue_round_robin_between_groups) {
     static const int want[] = {0, 4, 7, 1, 5, 2, 6, 3};
     struct fixture f;
 
@@ -64,8 +59,7 @@ TEST(queue_round_robin_between_groups)
     queue__clear(&f.w);
 }
 
-TEST(queue_newcomer_waits_for_one_of_a_crowd)
-{
+TEST(queue_newcomer_waits_for_one_of_a_crowd) {
     struct fixture f;
 
     setup(&f, N);
@@ -80,15 +74,13 @@ TEST(queue_newcomer_waits_for_one_of_a_crowd)
     queue__clear(&f.w);
 }
 
-static bool pick_third(void *ctx, const struct seq *q)
-{
+static bool pick_third(void *ctx, const struct seq *q) {
     const struct fixture *f = ctx;
 
     return (q - f->seqs) % 3 == 0;
 }
 
-TEST(queue_extract_keeps_the_order_of_the_rest)
-{
+TEST(queue_extract_keeps_the_order_of_the_rest) {
     struct fixture f;
     struct seq *q;
     uint32_t n = 0;
@@ -112,8 +104,7 @@ TEST(queue_extract_keeps_the_order_of_the_rest)
 }
 
 /* Against a plain model: per group FIFO, each waiting group at most once per round. */
-TEST(queue_random_operations_lose_nothing)
-{
+TEST(queue_random_operations_lose_nothing) {
     struct fixture f;
     uint64_t state = 7;
     bool in[N] = {false};
@@ -144,8 +135,7 @@ TEST(queue_random_operations_lose_nothing)
     queue__clear(&f.w);
 }
 
-int main(void)
-{
+int main(void) {
     RUN(queue_fifo_between_single_groups);
     RUN(queue_round_robin_between_groups);
     RUN(queue_newcomer_waits_for_one_of_a_crowd);
