@@ -5,6 +5,7 @@
  * Weights come from DRAM: experts of 768 x 2048 are walked over a block larger than the caches, in slices of 64
  * rows as the engine cuts them. Each cell is the best of a few passes. Usage: taskset -c 1 kernel_bench [scalar|avx2|
  * avx512] [FORMAT]; about 10 seconds for everything. */
+#include <math.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -17,7 +18,7 @@
 #include "base/clock.h"
 #include "kernels/kernels.h"
 
-enum { N_IN = 2048, N_OUT = 768, SLICE = 64, MAX_TOKENS = 64, CELL_MS = 30, BLOCK_MIB = 192 };
+enum { N_IN = 2048, N_OUT = 768, SLICE = 64, MAX_TOKENS = 64, N_PASSES = 10, PASS_MS = 3, BLOCK_MIB = 192 };
 
 struct format {
     enum dtype dtype;
@@ -66,7 +67,7 @@ static void fill_weights(const struct format *f, uint8_t *w, size_t n_bytes) {
 
 #if defined(__x86_64__)
 __attribute__((target("avx512f,avx512vnni,avx512bw"))) static double int8_peak_avx512(void) {
-    enum { N = 2000000 };
+    enum { N = 100000 };
     __m512i acc[12];
     for (int i = 0; i < 12; i++)
         acc[i] = _mm512_set1_epi32(i);
@@ -84,7 +85,7 @@ __attribute__((target("avx512f,avx512vnni,avx512bw"))) static double int8_peak_a
 }
 
 __attribute__((target("avx512f"))) static double fma_peak_avx512(void) {
-    enum { N = 2000000 };
+    enum { N = 100000 };
     __m512 acc[12], a = _mm512_set1_ps(0.999f), b = _mm512_set1_ps(1e-3f);
     for (int i = 0; i < 12; i++)
         acc[i] = _mm512_set1_ps((float)i);
@@ -105,7 +106,12 @@ static void print_compute_peak(void) {
         printf("# int8 and FMA peak: not measured, this CPU has no AVX-512 VNNI\n");
         return;
     }
-    printf("# this core: int8 dot product %.0f Gop/s, f32 FMA %.0f Gflop/s\n", int8_peak_avx512(), fma_peak_avx512());
+    double int8 = 0, fma = 0;
+    for (int pass = 0; pass < N_PASSES; pass++) {
+        int8 = fmax(int8, int8_peak_avx512());
+        fma = fmax(fma, fma_peak_avx512());
+    }
+    printf("# this core: int8 dot product %.0f Gop/s, f32 FMA %.0f Gflop/s\n", int8, fma);
 }
 #else
 static void print_compute_peak(void) { printf("# int8 and FMA peak: not measured on this architecture\n"); }
@@ -114,7 +120,7 @@ static void print_compute_peak(void) { printf("# int8 and FMA peak: not measured
 static double read_bandwidth(const uint8_t *p, size_t n_bytes) {
     double best = 0;
     uint64_t sum = 0;
-    for (int pass = 0; pass < 3; pass++) {
+    for (int pass = 0; pass < 8; pass++) {
         double t = seconds();
         const uint64_t *q = (const uint64_t *)p;
         uint64_t s0 = 0, s1 = 0, s2 = 0, s3 = 0;
@@ -139,7 +145,7 @@ struct bench {
 static double measure(const struct bench *b, struct kern_gemm *d, size_t n_experts) {
     double best = 1e9;
     size_t expert = 0, bytes = d->row_bytes * N_OUT;
-    for (int pass = 0; pass < 3; pass++) {
+    for (int pass = 0; pass < N_PASSES; pass++) { /* short ones: others may use the core */
         double t0 = seconds(), t;
         int n = 0;
         do {
@@ -149,7 +155,7 @@ static double measure(const struct bench *b, struct kern_gemm *d, size_t n_exper
             expert = (expert + 1) % n_experts;
             n++;
             t = seconds() - t0;
-        } while (t < CELL_MS / 3 * 1e-3);
+        } while (t < PASS_MS * 1e-3);
         best = t / n < best ? t / n : best;
     }
     return best;

@@ -11,9 +11,10 @@
 #define VEC_FN KERN_INLINE
 #define CODE_BYTE_BIAS 0 /* signed bytes stay signed */
 
-enum { ROWS = 8, TILE = 4 };
+enum { ROWS = 8, TILE = 4, LINES_TOKENS = 1 };
 typedef __m256i vec;
 typedef __m256 vecf;
+typedef __m128i hvec;
 
 VEC_FN vec v_load4(const uint8_t *const rows[ROWS], size_t off, int i) {
     __m256i v = _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(rows[i] + off)));
@@ -34,17 +35,35 @@ VEC_FN vec v_sll16(vec a, int n) { return _mm256_slli_epi16(a, n); }
 VEC_FN vec v_srl32(vec a, int n) { return _mm256_srli_epi32(a, n); }
 VEC_FN vec v_sll32(vec a, int n) { return _mm256_slli_epi32(a, n); }
 VEC_FN vec v_sra32(vec a, int n) { return _mm256_srai_epi32(a, n); }
+VEC_FN vec v_unpacklo16(vec a, vec b) { return _mm256_unpacklo_epi16(a, b); }
+VEC_FN vec v_unpackhi16(vec a, vec b) { return _mm256_unpackhi_epi16(a, b); }
 VEC_FN vec v_unpacklo32(vec a, vec b) { return _mm256_unpacklo_epi32(a, b); }
 VEC_FN vec v_unpackhi32(vec a, vec b) { return _mm256_unpackhi_epi32(a, b); }
 VEC_FN vec v_unpacklo64(vec a, vec b) { return _mm256_unpacklo_epi64(a, b); }
 VEC_FN vec v_unpackhi64(vec a, vec b) { return _mm256_unpackhi_epi64(a, b); }
 VEC_FN vec v_table(vec table, vec index) { return _mm256_shuffle_epi8(table, index); }
+VEC_FN vec v_16_where(vec a, vec bits) {
+    return _mm256_andnot_si256(_mm256_cmpeq_epi8(_mm256_and_si256(a, bits), _mm256_setzero_si256()), v_set1_8(16));
+}
 VEC_FN vecf v_to_float(vec a) { return _mm256_cvtepi32_ps(a); }
 VEC_FN vecf v_halfs_at(const uint16_t *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
 VEC_FN vecf v_halfs(vec a) {
     __m256i low = _mm256_and_si256(a, _mm256_set1_epi32(0xffff));
     low = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, low), 0x08);
     return _mm256_cvtph_ps(_mm256_castsi256_si128(low));
+}
+VEC_FN vecf h_to_float(hvec h) { return _mm256_cvtph_ps(h); }
+VEC_FN vec h_to_32(hvec h) { return _mm256_cvtepu16_epi32(h); }
+/* out[0] = the even 64-bit words of v, out[1] = the odd ones */
+VEC_FN void v_split_pairs(vec v, hvec out[2]) {
+    v = _mm256_permute4x64_epi64(v, 0xd8);
+    out[0] = _mm256_castsi256_si128(v);
+    out[1] = _mm256_extracti128_si256(v, 1);
+}
+VEC_FN vecf v_e8m0(vec e) { /* kern__e8m0_half */
+    vec normal = _mm256_slli_epi32(_mm256_sub_epi32(e, v_set1_32(1)), 23);
+    vec tiny = _mm256_sllv_epi32(v_set1_32(0x00200000), e);
+    return _mm256_castsi256_ps(_mm256_blendv_epi8(normal, tiny, _mm256_cmpgt_epi32(v_set1_32(2), e)));
 }
 VEC_FN vecf vf_mul(vecf a, vecf b) { return _mm256_mul_ps(a, b); }
 VEC_FN vecf vf_negate(vecf a) { return _mm256_xor_ps(a, _mm256_set1_ps(-0.0f)); }
@@ -57,29 +76,49 @@ VEC_FN __m256i broadcast4(const void *p) {
     return _mm256_set1_epi32(v);
 }
 
-/* Dot of four bytes per lane with q, words 0..3 of c, still as pairs in 16 bits where the kind's codes allow. */
-VEC_FN __m256i half_dot(enum kind kind, const __m256i c[4], const int8_t q[16]) {
-    const __m256i ones = _mm256_set1_epi16(1);
+/* u8 codes times s8 x, pairs added to 16 bits. Signed codes go in as |code| and x with the code's sign. */
+VEC_FN __m256i mul_pairs(enum kind kind, __m256i code, __m256i x) {
+    if (kind == KIND_BYTE)
+        return _mm256_maddubs_epi16(_mm256_abs_epi8(code), _mm256_sign_epi8(x, code));
+    return _mm256_maddubs_epi16(code, x);
+}
+
+VEC_FN __m256i widen(__m256i pairs) {
+    return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+}
+
+/* Dots of 16 weights of 8 rows with q, LAYOUT_WORDS: adds in 16 bits as far as the kind's codes allow. */
+VEC_FN __m256i dot_words(enum kind kind, const __m256i c[4], const int8_t q[16]) {
     __m256i p[4];
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
-        __m256i x = broadcast4(q + 4 * i);
-        p[i] = kind == KIND_BYTE ? _mm256_maddubs_epi16(_mm256_abs_epi8(c[i]), _mm256_sign_epi8(x, c[i]))
-                                 : _mm256_maddubs_epi16(c[i], x);
-    }
+    for (int i = 0; i < 4; i++)
+        p[i] = mul_pairs(kind, c[i], broadcast4(q + 4 * i));
     if (kind == KIND_BYTE) {
-        __m256i a = _mm256_add_epi32(_mm256_madd_epi16(p[0], ones), _mm256_madd_epi16(p[1], ones));
-        return _mm256_add_epi32(a, _mm256_add_epi32(_mm256_madd_epi16(p[2], ones), _mm256_madd_epi16(p[3], ones)));
+        __m256i a = _mm256_add_epi32(widen(p[0]), widen(p[1]));
+        return _mm256_add_epi32(a, _mm256_add_epi32(widen(p[2]), widen(p[3])));
     }
     __m256i a = _mm256_add_epi16(p[0], p[1]), b = _mm256_add_epi16(p[2], p[3]);
     if (kind == KIND_SIX)
-        return _mm256_add_epi32(_mm256_madd_epi16(a, ones), _mm256_madd_epi16(b, ones));
-    return _mm256_madd_epi16(_mm256_add_epi16(a, b), ones);
+        return _mm256_add_epi32(widen(a), widen(b));
+    return widen(_mm256_add_epi16(a, b));
+}
+
+/* The same, LAYOUT_LINES: lane L word i of the result is row 4L + i, lane L of c[i]. */
+VEC_FN __m256i dot_lines(enum kind kind, const __m256i c[4], const int8_t q[16]) {
+    __m256i x = v_dup128(q), p[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++)
+        p[i] = widen(mul_pairs(kind, c[i], x));
+    return _mm256_hadd_epi32(_mm256_hadd_epi32(p[0], p[1]), _mm256_hadd_epi32(p[2], p[3]));
 }
 
 /* Block dot of 8 rows with one token, in units of the activation's d. */
-VEC_FN __m256 block_dot(enum kind kind, const struct panel_block *w, const struct kern_q8 *x, __m256i bias) {
-    __m256i lo = half_dot(kind, w->code, x->q), hi = half_dot(kind, w->code + 4, x->q + 16), sum = broadcast4(x->sum);
+VEC_FN __m256 block_dot(enum kind kind, enum layout layout, const struct panel_block *w, const struct kern_q8 *x,
+                        __m256i bias) {
+    bool words = layout == LAYOUT_WORDS;
+    __m256i lo = words ? dot_words(kind, w->code, x->q) : dot_lines(kind, w->code, x->q);
+    __m256i hi = words ? dot_words(kind, w->code + 4, x->q + 16) : dot_lines(kind, w->code + 4, x->q + 16);
+    __m256i sum = broadcast4(x->sum);
     if (kind == KIND_SIX) {
         lo = _mm256_mullo_epi32(lo, w->sc[0]);
         hi = _mm256_mullo_epi32(hi, w->sc[1]);
@@ -94,7 +133,7 @@ VEC_FN __m256 block_dot(enum kind kind, const struct panel_block *w, const struc
     return _mm256_fmadd_ps(dot, w->d, _mm256_mul_ps(w->m, _mm256_cvtepi32_ps(total)));
 }
 
-VEC_FN void tile_n(enum kind kind, const int n, const struct tile *t) {
+VEC_FN void tile_n(enum kind kind, enum layout layout, const int n, const struct tile *t) {
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     __m256i mask = _mm256_cmpgt_epi32(_mm256_set1_epi32((int)t->n_rows), lane);
     __m256i bias = _mm256_set1_epi16((short)-t->bias);
@@ -107,7 +146,7 @@ VEC_FN void tile_n(enum kind kind, const int n, const struct tile *t) {
 #pragma GCC unroll 4
         for (int i = 0; i < n; i++) {
             const struct kern_q8 *x = t->x[i] + b;
-            acc[i] = _mm256_fmadd_ps(block_dot(kind, w, x, bias), _mm256_set1_ps(x->d), acc[i]);
+            acc[i] = _mm256_fmadd_ps(block_dot(kind, layout, w, x, bias), _mm256_set1_ps(x->d), acc[i]);
         }
     }
 #pragma GCC unroll 4
@@ -116,18 +155,22 @@ VEC_FN void tile_n(enum kind kind, const int n, const struct tile *t) {
 }
 
 #define TILE_KIND(name, kind)                                                                                    \
-    static void tile_##name(uint32_t n, const struct tile *t) {                                                 \
+    static void name(uint32_t n, const struct tile *t) {                                                        \
+        if (t->layout == LAYOUT_LINES) {                                                                         \
+            tile_n(kind, LAYOUT_LINES, LINES_TOKENS, t);                                                         \
+            return;                                                                                              \
+        }                                                                                                        \
         switch (n) {                                                                                             \
-        case 1: tile_n(kind, 1, t); break;                                                                       \
-        case 2: tile_n(kind, 2, t); break;                                                                       \
-        case 3: tile_n(kind, 3, t); break;                                                                       \
-        default: tile_n(kind, 4, t); break;                                                                      \
+        case 1: tile_n(kind, LAYOUT_WORDS, 1, t); break;                                                         \
+        case 2: tile_n(kind, LAYOUT_WORDS, 2, t); break;                                                         \
+        case 3: tile_n(kind, LAYOUT_WORDS, 3, t); break;                                                         \
+        default: tile_n(kind, LAYOUT_WORDS, 4, t); break;                                                        \
         }                                                                                                        \
     }
-TILE_KIND(bias, KIND_BIAS)
-TILE_KIND(min, KIND_MIN)
-TILE_KIND(six, KIND_SIX)
-TILE_KIND(byte, KIND_BYTE)
+TILE_KIND(tile_bias, KIND_BIAS)
+TILE_KIND(tile_min, KIND_MIN)
+TILE_KIND(tile_six, KIND_SIX)
+TILE_KIND(tile_byte, KIND_BYTE)
 
 static void tile_run(enum kind kind, uint32_t n, const struct tile *t) {
     switch (kind) {

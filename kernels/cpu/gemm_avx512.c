@@ -9,9 +9,10 @@
 #define VEC_FN KERN_INLINE
 #define CODE_BYTE_BIAS 128 /* vpdpbusd wants unsigned codes */
 
-enum { ROWS = 16, TILE = 8 };
+enum { ROWS = 16, TILE = 8, LINES_TOKENS = 2 };
 typedef __m512i vec;
 typedef __m512 vecf;
+typedef __m256i hvec;
 
 VEC_FN vec v_load4(const uint8_t *const rows[ROWS], size_t off, int i) {
     __m512i v = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)(rows[i] + off)));
@@ -34,14 +35,30 @@ VEC_FN vec v_sll16(vec a, int n) { return _mm512_slli_epi16(a, (unsigned)n); }
 VEC_FN vec v_srl32(vec a, int n) { return _mm512_srli_epi32(a, (unsigned)n); }
 VEC_FN vec v_sll32(vec a, int n) { return _mm512_slli_epi32(a, (unsigned)n); }
 VEC_FN vec v_sra32(vec a, int n) { return _mm512_srai_epi32(a, (unsigned)n); }
+VEC_FN vec v_unpacklo16(vec a, vec b) { return _mm512_unpacklo_epi16(a, b); }
+VEC_FN vec v_unpackhi16(vec a, vec b) { return _mm512_unpackhi_epi16(a, b); }
 VEC_FN vec v_unpacklo32(vec a, vec b) { return _mm512_unpacklo_epi32(a, b); }
 VEC_FN vec v_unpackhi32(vec a, vec b) { return _mm512_unpackhi_epi32(a, b); }
 VEC_FN vec v_unpacklo64(vec a, vec b) { return _mm512_unpacklo_epi64(a, b); }
 VEC_FN vec v_unpackhi64(vec a, vec b) { return _mm512_unpackhi_epi64(a, b); }
 VEC_FN vec v_table(vec table, vec index) { return _mm512_shuffle_epi8(table, index); }
+VEC_FN vec v_16_where(vec a, vec bits) { return _mm512_maskz_mov_epi8(_mm512_test_epi8_mask(a, bits), v_set1_8(16)); }
 VEC_FN vecf v_to_float(vec a) { return _mm512_cvtepi32_ps(a); }
 VEC_FN vecf v_halfs(vec a) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(a)); }
 VEC_FN vecf v_halfs_at(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+VEC_FN vecf h_to_float(hvec h) { return _mm512_cvtph_ps(h); }
+VEC_FN vec h_to_32(hvec h) { return _mm512_cvtepu16_epi32(h); }
+/* out[0] = the even 64-bit words of v, out[1] = the odd ones */
+VEC_FN void v_split_pairs(vec v, hvec out[2]) {
+    v = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), v);
+    out[0] = _mm512_castsi512_si256(v);
+    out[1] = _mm512_extracti64x4_epi64(v, 1);
+}
+VEC_FN vecf v_e8m0(vec e) { /* kern__e8m0_half */
+    vec normal = _mm512_slli_epi32(_mm512_sub_epi32(e, v_set1_32(1)), 23);
+    __mmask16 tiny = _mm512_cmplt_epi32_mask(e, v_set1_32(2));
+    return _mm512_castsi512_ps(_mm512_mask_sllv_epi32(normal, tiny, v_set1_32(0x00200000), e));
+}
 VEC_FN vecf vf_mul(vecf a, vecf b) { return _mm512_mul_ps(a, b); }
 VEC_FN vecf vf_negate(vecf a) { return _mm512_xor_ps(a, _mm512_set1_ps(-0.0f)); }
 
@@ -53,22 +70,49 @@ VEC_FN __m512i broadcast4(const void *p) {
     return _mm512_set1_epi32(v);
 }
 
-/* Block dot of 16 rows with one token, in units of the activation's d. */
-VEC_FN __m512 block_dot(enum kind kind, const struct panel_block *w, const __m512i c[8], const struct kern_q8 *x,
-                        __m512i bias) {
-    __m512i lo = _mm512_setzero_si512(), hi = lo, sum = broadcast4(x->sum);
-    if (kind == KIND_BIAS || kind == KIND_BYTE)
-        lo = _mm512_dpwssd_epi32(lo, bias, sum);
+/* Sums the four words of each 128-bit lane: lane L word i of the result is row 4L + i, lane L of p[i]. */
+VEC_FN __m512i add_words(const __m512i p[4]) {
+    __m512i a = _mm512_add_epi32(_mm512_unpacklo_epi32(p[0], p[1]), _mm512_unpackhi_epi32(p[0], p[1]));
+    __m512i b = _mm512_add_epi32(_mm512_unpacklo_epi32(p[2], p[3]), _mm512_unpackhi_epi32(p[2], p[3]));
+    return _mm512_add_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+}
+
+/* Dots of weights 0..15 and 16..31 of 16 rows with one token; only lo + hi means anything unless `split`. */
+VEC_FN void dot_lines(const __m512i c[8], const int8_t q[32], bool split, __m512i *lo, __m512i *hi) {
+    __m512i x0 = v_dup128(q), x1 = v_dup128(q + 16), zero = _mm512_setzero_si512(), a[4], b[4];
 #pragma GCC unroll 4
     for (int i = 0; i < 4; i++) {
-        lo = _mm512_dpbusd_epi32(lo, c[i], broadcast4(x->q + 4 * i));
-        hi = _mm512_dpbusd_epi32(hi, c[4 + i], broadcast4(x->q + 16 + 4 * i));
+        a[i] = _mm512_dpbusd_epi32(zero, c[i], x0);
+        b[i] = _mm512_dpbusd_epi32(split ? zero : a[i], c[4 + i], x1);
     }
+    *lo = split ? add_words(a) : zero;
+    *hi = add_words(b);
+}
+
+VEC_FN void dot_words(const __m512i c[8], const int8_t q[32], __m512i *lo, __m512i *hi) {
+    *lo = *hi = _mm512_setzero_si512();
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        *lo = _mm512_dpbusd_epi32(*lo, c[i], broadcast4(q + 4 * i));
+        *hi = _mm512_dpbusd_epi32(*hi, c[4 + i], broadcast4(q + 16 + 4 * i));
+    }
+}
+
+/* Block dot of 16 rows with one token, in units of the activation's d. */
+VEC_FN __m512 block_dot(enum kind kind, enum layout layout, const struct panel_block *w, const __m512i c[8],
+                        const struct kern_q8 *x, __m512i bias) {
+    __m512i lo, hi, sum = broadcast4(x->sum);
+    if (layout == LAYOUT_WORDS)
+        dot_words(c, x->q, &lo, &hi);
+    else
+        dot_lines(c, x->q, kind == KIND_SIX, &lo, &hi);
     if (kind == KIND_SIX) {
         lo = _mm512_mullo_epi32(lo, w->sc[0]);
         hi = _mm512_mullo_epi32(hi, w->sc[1]);
         lo = _mm512_dpwssd_epi32(lo, w->sc_bias, sum);
     }
+    if (kind == KIND_BIAS || kind == KIND_BYTE)
+        lo = _mm512_dpwssd_epi32(lo, bias, sum);
     __m512 dot = _mm512_cvtepi32_ps(_mm512_add_epi32(lo, hi));
     if (kind != KIND_MIN)
         return _mm512_mul_ps(dot, w->d);
@@ -76,7 +120,7 @@ VEC_FN __m512 block_dot(enum kind kind, const struct panel_block *w, const __m51
     return _mm512_fmadd_ps(dot, w->d, _mm512_mul_ps(w->m, _mm512_cvtepi32_ps(total)));
 }
 
-VEC_FN void tile_n(enum kind kind, const int n, const struct tile *t) {
+VEC_FN void tile_n(enum kind kind, enum layout layout, const int n, const struct tile *t) {
     __mmask16 mask = (__mmask16)(0xffff >> (16 - t->n_rows));
     __m512i bias = _mm512_set1_epi16((short)-t->bias);
     __m512 acc[TILE];
@@ -92,7 +136,7 @@ VEC_FN void tile_n(enum kind kind, const int n, const struct tile *t) {
 #pragma GCC unroll 8
         for (int i = 0; i < n; i++) {
             const struct kern_q8 *x = t->x[i] + b;
-            acc[i] = _mm512_fmadd_ps(block_dot(kind, w, c, x, bias), _mm512_set1_ps(x->d), acc[i]);
+            acc[i] = _mm512_fmadd_ps(block_dot(kind, layout, w, c, x, bias), _mm512_set1_ps(x->d), acc[i]);
         }
     }
 #pragma GCC unroll 8
@@ -101,21 +145,28 @@ VEC_FN void tile_n(enum kind kind, const int n, const struct tile *t) {
 }
 
 #define TILE_KIND(name, kind)                                                                                    \
-    static void tile_##name(uint32_t n, const struct tile *t) {                                                 \
+    static void name(uint32_t n, const struct tile *t) {                                                        \
+        if (t->layout == LAYOUT_LINES) {                                                                         \
+            if (n == 1)                                                                                          \
+                tile_n(kind, LAYOUT_LINES, 1, t);                                                                \
+            else                                                                                                 \
+                tile_n(kind, LAYOUT_LINES, LINES_TOKENS, t);                                                     \
+            return;                                                                                              \
+        }                                                                                                        \
         switch (n) {                                                                                             \
-        case 1: tile_n(kind, 1, t); break;                                                                       \
-        case 2: tile_n(kind, 2, t); break;                                                                       \
-        case 3: tile_n(kind, 3, t); break;                                                                       \
-        case 4: tile_n(kind, 4, t); break;                                                                       \
-        case 5: tile_n(kind, 5, t); break;                                                                       \
-        case 6: tile_n(kind, 6, t); break;                                                                       \
-        case 7: tile_n(kind, 7, t); break;                                                                       \
-        default: tile_n(kind, 8, t); break;                                                                      \
+        case 1: tile_n(kind, LAYOUT_WORDS, 1, t); break;                                                         \
+        case 2: tile_n(kind, LAYOUT_WORDS, 2, t); break;                                                         \
+        case 3: tile_n(kind, LAYOUT_WORDS, 3, t); break;                                                         \
+        case 4: tile_n(kind, LAYOUT_WORDS, 4, t); break;                                                         \
+        case 5: tile_n(kind, LAYOUT_WORDS, 5, t); break;                                                         \
+        case 6: tile_n(kind, LAYOUT_WORDS, 6, t); break;                                                         \
+        case 7: tile_n(kind, LAYOUT_WORDS, 7, t); break;                                                         \
+        default: tile_n(kind, LAYOUT_WORDS, 8, t); break;                                                        \
         }                                                                                                        \
     }
-TILE_KIND(bias, KIND_BIAS)
-TILE_KIND(min, KIND_MIN)
-TILE_KIND(six, KIND_SIX)
+TILE_KIND(tile_bias, KIND_BIAS)
+TILE_KIND(tile_min, KIND_MIN)
+TILE_KIND(tile_six, KIND_SIX)
 
 static void tile_run(enum kind kind, uint32_t n, const struct tile *t) {
     switch (kind) {
