@@ -15,7 +15,7 @@ enum {
     MODEL_MAX_HEADS = 1024,
     MODEL_MAX_HEAD_DIM = 1024,
     MODEL_MAX_EXPERTS = 1024, /* as kernels/router.h */
-    MODEL_MAX_VOCAB = 1 << 24,
+    MODEL_MAX_VOCAB = 1 << 22,
     MODEL_MAX_CTX = 1 << 30,
 };
 

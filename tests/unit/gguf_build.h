@@ -13,7 +13,7 @@
 
 struct bytes {
     unsigned char *p;
-    size_t n;
+    size_t n, cap;
 };
 
 struct gguf_build {
@@ -25,7 +25,7 @@ struct gguf_build {
 };
 
 static inline void put(struct bytes *b, const void *p, size_t n) {
-    b->p = realloc(b->p, b->n + n + 1);
+    if (b->n + n + 1 > b->cap) b->p = realloc(b->p, b->cap = 2 * (b->n + n) + 64);
     if (n) memcpy(b->p + b->n, p, n);
     b->n += n;
 }
@@ -90,10 +90,10 @@ static inline void build_tensor(struct gguf_build *b, const char *name, uint32_t
     build_info(b, name, ne2 ? 3 : ne1 ? 2 : 1, ne, type, b->data.n);
     size_t n = dtype_row_bytes(dtype_info(type), ne0) * (ne1 ? ne1 : 1) * (ne2 ? ne2 : 1);
     size_t padded = (n + b->align - 1) / b->align * b->align;
-    b->data.p = realloc(b->data.p, b->data.n + padded);
-    memset(b->data.p + b->data.n, fill, n);
-    memset(b->data.p + b->data.n + n, 0, padded - n);
-    b->data.n += padded;
+    unsigned char *data = calloc(padded, 1);
+    memset(data, fill, n);
+    put(&b->data, data, padded);
+    free(data);
 }
 
 /* The whole file; the caller frees .p. The builder is empty afterwards. */
