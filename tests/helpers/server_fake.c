@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The real server over an engine without a model (tests/unit/fake_engine.h) and a readable vocabulary
+ * (tests/unit/fake_tokenizer.h): for tests that need exact timing, a failing engine, or more clients than a model on a
+ * test machine can feed. Tokens are drawn from the whole vocabulary, so texts are full of cut UTF-8 and control tokens.
+ *
+ * Usage: server_fake [step-us=N] [fail-at=N] [eos-every=N] [ctx=N] [pages=N] -- FLAGS OF moed serve
+ * Prints "listening on URL", and at the end what is left: "at the end: P pages in use, B blocks live".
+ * Exit status 0 after a drain, 1 when cut short or the engine failed, 3 when the engine contract was broken. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/log.h"
+#include "config/config.h"
+#include "server/server.h"
+#include "tests/unit/fake_engine.h"
+#include "tests/unit/fake_tokenizer.h"
+
+extern char **environ;
+
+enum { PAGE_TOKENS = 16 };
+
+/* name=value before "--"; returns the index of the first flag of moed. */
+static int own_options(int argc, char **argv, struct fake_opts *o) {
+    int i = 1;
+    for (; i < argc && strcmp(argv[i], "--") != 0; i++) {
+        char *eq = strchr(argv[i], '=');
+        unsigned long v = eq ? strtoul(eq + 1, NULL, 10) : 0;
+        size_t n = eq ? (size_t)(eq - argv[i]) : 0;
+        if (n == 7 && memcmp(argv[i], "step-us", n) == 0) o->step_us = (uint32_t)v;
+        else if (n == 7 && memcmp(argv[i], "fail-at", n) == 0) o->fail_at_step = v;
+        else if (n == 9 && memcmp(argv[i], "eos-every", n) == 0) o->eos_every = (uint32_t)v;
+        else if (n == 3 && memcmp(argv[i], "ctx", n) == 0) o->info.n_ctx = (uint32_t)v;
+        else if (n == 5 && memcmp(argv[i], "pages", n) == 0) o->info.n_pages = (uint32_t)v;
+        else return -1;
+    }
+    return i;
+}
+
+int main(int argc, char **argv) {
+    static const struct tokenizer tokenizer = {.bos = true};
+    struct fake_opts fo = {.info = {.n_ctx = 1024, .n_pages = 4096, .page_tokens = PAGE_TOKENS, .n_vocab = FAKE_N_VOCAB}, .eos = FAKE_EOS, .eos_every = 64};
+    struct fake_engine engine;
+    struct server *server = NULL;
+    struct config cfg;
+    enum config_action action;
+    struct err e;
+    int first = own_options(argc, argv, &fo);
+
+    if (first < 0 || config_load(&cfg, argc - first - 1, argv + first + 1, environ, &action, &e) != 0) {
+        fprintf(stderr, "server_fake: %s\n", first < 0 ? "unknown option" : e.text);
+        return 2;
+    }
+    fo.info.n_seqs = cfg.prefix_cache ? 2 * cfg.max_running : cfg.max_running;
+    fo.info.max_batch_tokens = cfg.batch_tokens > cfg.max_running ? cfg.batch_tokens : cfg.max_running;
+    fake_open(&engine, &fo);
+    struct server_opts o = {.config = &cfg, .tokenizer = &tokenizer, .model_name = "fake", .ops = &fake_ops, .engine = &engine, .arch = "fake", .file_name = "none"};
+    if (server_open(&server, &o, &e) != 0) {
+        fprintf(stderr, "server_fake: %s\n", e.text);
+        return 2;
+    }
+    printf("listening on http://%s:%u\n", cfg.host, server_port(server));
+    fflush(stdout);
+    int rc = server_run(server);
+    server_close(server);
+    if (engine.violations > 0) fprintf(stderr, "server_fake: %u violations of the engine contract, first: %s\n", engine.violations, engine.what);
+    rc = engine.violations > 0 ? 3 : rc != 0;
+    config_clear(&cfg);
+    struct mem_stats mem;
+    mem_stats(&mem);
+    printf("at the end: %u pages in use, %llu blocks live\n", fo.info.n_pages - atomic_load(&engine.n_free), (unsigned long long)mem.n_live);
+    fake_close(&engine);
+    return rc;
+}
