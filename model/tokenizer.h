@@ -6,7 +6,8 @@
  * Total: every byte string encodes, invalid UTF-8 included. Concatenating the pieces of the ids gives the text
  * back, byte for byte, for a byte-level vocabulary with all 256 bytes; families whose reference normalises
  * (Qwen, OLMo, Command R) give its NFC form, SentencePiece may add the leading space its model asks for.
- * A vocabulary without a token for some byte gives the unknown token there, or nothing when it has none.
+ * A byte that a byte-level vocabulary lacks is dropped, as in `tokenizers` (its unknown token is usually the end of
+ * text, which user text must not produce); SentencePiece without byte tokens gives its unknown token.
  * Immutable after open; encode is re-entrant (any thread), its scratch is allocated per call. */
 #ifndef MOED_MODEL_TOKENIZER_H
 #define MOED_MODEL_TOKENIZER_H

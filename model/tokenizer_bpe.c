@@ -130,12 +130,9 @@ void tokenizer__bpe_word(struct tok_run *r, const char *p, size_t n)
         r->sym[i].id = t->byte_id[(unsigned char)p[i]];
     }
     tokenizer__sym_merge(r, p, n, n);
-    for (int32_t i = 0; i >= 0; i = r->sym[i].next) {
-        if (r->sym[i].id >= 0)
+    for (int32_t i = 0; i >= 0; i = r->sym[i].next)
+        if (r->sym[i].id >= 0) /* the vocabulary lacks this byte, so it is dropped: see tokenizer.h */
             tokenizer__emit(r, r->sym[i].id);
-        else if (t->unk >= 0)
-            tokenizer__emit(r, t->unk); /* the vocabulary lacks this byte */
-    }
 }
 
 void tokenizer__bpe_text(struct tok_run *r, const char *p, size_t n)

@@ -54,16 +54,17 @@
     ASCII_PUNCT "[A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\\r\\n]*|" TAIL
 
 static const struct tok_split splits[] = {
-    {.names = " gpt-2 olmo phi-2 mpt jais trillion granite-docling exaone4 modern-bert mellum gigachat a.x-4.0"
+    {.names = " gpt-2 phi-2 jais trillion granite-docling exaone4 modern-bert mellum gigachat a.x-4.0"
               " jina-es jina-de jina-v2-es jina-v2-de jina-v1-en jina-v2-code roberta-bpe ",
      .stage = {GPT2}},
+    {.names = " olmo mpt ", .stage = {GPT2}, .nfc = true}, /* both are GPT-NeoX's */
     {.names = " smollm starcoder refact codeshell exaone minerva-7b mellum2 ", .stage = {"\\p{N}", GPT2}},
     {.names = " command-r ", .stage = {"\\p{N}", GPT2}, .nfc = true},
     {.names = " llama-bpe llama3 llama-v3 falcon3 falcon-h1 midm-2.0 lfm2 jina-v5-nano ",
      .stage = {CL100K("{1,3}")}, .ignore_merges = true, .add_bos = true},
     {.names = " dbrx smaug-bpe glm4 chatglm-bpe ", .stage = {CL100K("{1,3}")}},
-    {.names = " qwen2 deepseek-r1-qwen stablelm2 megrez kormo f2llmv2 ", .stage = {CL100K("")}, .nfc = true},
-    {.names = " hunyuan solar-open grok-2 ", .stage = {CL100K("")}},
+    {.names = " qwen2 deepseek-r1-qwen f2llmv2 ", .stage = {CL100K("")}, .nfc = true},
+    {.names = " grok-2 hunyuan solar-open stablelm2 megrez kormo ", .stage = {CL100K("")}},
     {.names = " qwen35 ",
      .stage = {SHORT "|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| ?[^" SPACE "\\p{L}\\p{M}\\p{N}]+[\\r\\n]*|" TAIL},
      .nfc = true},

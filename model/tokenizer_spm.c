@@ -68,17 +68,19 @@ static int64_t spm_normalise(struct tok_run *r, const char *p, size_t n)
     bool pending = t->add_space_prefix;
     for (size_t i = 0; i < n;) {
         bool mark = n - i >= 3 && memcmp(p + i, "\xe2\x96\x81", 3) == 0;
-        bool space = mark || p[i] == ' ';
+        char byte = mark ? ' ' : p[i];
         i += mark ? 3 : 1;
-        if (t->squeeze_spaces && space) {
+        if (t->squeeze_spaces && byte == ' ' && !mark) {
             pending |= n_out > 0;
             continue;
         }
         if (pending)
             r->norm[n_out++] = ' ';
         pending = false;
-        r->norm[n_out++] = space ? ' ' : p[i - 1];
+        r->norm[n_out++] = byte;
     }
+    while (t->squeeze_spaces && n_out > 0 && r->norm[n_out - 1] == ' ')
+        n_out--;
     return (int64_t)n_out;
 }
 
