@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Logits of the fixtures in tests/data/logits against `transformers` (format and origin: README.md there): max
+ * absolute difference at most 1e-4 of the sequence's logit range, with f32 KV, at every kernel level of this CPU, for
+ * several chunkings. Run from the project root. */
+#include "tests/unit/test.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "base/pool.h"
+#include "engine/engine.h"
+#include "kernels/kernels.h"
+#include "model/model.h"
+
+enum { MAX_TOKENS = 128, MAX_VOCAB = 512 };
+
+struct fixture { int32_t n_tokens, n_vocab; int32_t ids[MAX_TOKENS]; float logits[MAX_TOKENS][MAX_VOCAB]; };
+
+static bool read_i32(FILE *f, int32_t *v, size_t n) { return fread(v, sizeof *v, n, f) == n; }
+
+static bool read_sequence(FILE *f, struct fixture *x) {
+    if (!read_i32(f, &x->n_tokens, 1) || x->n_tokens < 1 || x->n_tokens > MAX_TOKENS || !read_i32(f, x->ids, (size_t)x->n_tokens)) {
+        return false;
+    }
+    for (int32_t i = 0; i < x->n_tokens; i++) {
+        if (fread(x->logits[i], sizeof(float), (size_t)x->n_vocab, f) != (size_t)x->n_vocab) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Largest difference over the range of the wanted logits. */
+static double relative_difference(struct engine *en, const struct fixture *x, uint32_t chunk) {
+    static float got[MAX_TOKENS][MAX_VOCAB];
+    const uint32_t n = (uint32_t)x->n_tokens;
+    double worst = 0, low = INFINITY, high = -INFINITY;
+    if (engine_ops()->kv_reserve(en, 0, n)) {
+        return INFINITY;
+    }
+    for (uint32_t pos = 0; pos < n; pos += chunk) {
+        static float part[MAX_TOKENS * MAX_VOCAB];
+        struct batch_item it = { .pos = pos, .n_tokens = n - pos < chunk ? n - pos : chunk, .tokens = x->ids + pos, .next_token = -1 };
+        if (engine_logits(en, &it, part)) {
+            return INFINITY;
+        }
+        for (uint32_t i = 0; i < it.n_tokens; i++) {
+            memcpy(got[pos + i], part + i * (size_t)x->n_vocab, (size_t)x->n_vocab * sizeof(float));
+        }
+    }
+    engine_ops()->kv_free(en, 0);
+    for (uint32_t i = 0; i < n; i++) {
+        for (int32_t j = 0; j < x->n_vocab; j++) {
+            double want = x->logits[i][j], diff = fabs(got[i][j] - want);
+            worst = diff > worst || isnan(diff) ? diff : worst;
+            low = want < low ? want : low;
+            high = want > high ? want : high;
+        }
+    }
+    return worst / (high - low);
+}
+
+/* A pool and an engine of one level over an open model. */
+static int open_engine(const struct model *m, enum kern_level level, struct pool **pool, struct engine **en, struct err *e) {
+    struct engine_opts o = {
+        .model = m, .kern = kern_cpu_ops(level), .n_seqs = 1, .n_running = 1, .max_batch_tokens = MAX_TOKENS, .kv_type = ENGINE_KV_F32,
+    };
+    int st = pool_open(pool, &(struct pool_opts){ .n_threads = 2 }, e);
+    o.pool = *pool;
+    return st ? st : engine_open(en, &o, e);
+}
+
+static void check_model(const char *test_name_, const char *name) {
+    static struct fixture x;
+    char path[128];
+    struct err e = { 0 };
+    struct model *m;
+    int32_t n_seqs;
+    snprintf(path, sizeof path, "tests/data/logits/%s.gguf", name);
+    CHECKF(model_open(&m, path, &e) == 0, "%s", e.text);
+    for (int level = KERN_SCALAR; level < KERN_N_LEVELS; level++) {
+        struct pool *pool;
+        struct engine *en;
+        if (!kern_cpu_ops((enum kern_level)level)) {
+            continue;
+        }
+        CHECKF(open_engine(m, (enum kern_level)level, &pool, &en, &e) == 0, "%s", e.text);
+        snprintf(path, sizeof path, "tests/data/logits/%s.bin", name);
+        FILE *f = fopen(path, "rb");
+        CHECK(f && read_i32(f, &n_seqs, 1) && n_seqs > 0 && read_i32(f, &x.n_vocab, 1));
+        CHECK(x.n_vocab == (int32_t)model_hparams(m)->n_vocab && x.n_vocab <= MAX_VOCAB);
+        for (int32_t s = 0; s < n_seqs; s++) {
+            CHECK(read_sequence(f, &x));
+            const uint32_t chunks[] = { MAX_TOKENS, 1, 7 };
+            for (int c = 0; c < 3; c++) {
+                double d = relative_difference(en, &x, chunks[c]);
+                CHECKF(d <= 1e-4, "%s, sequence %d, chunk %u: %.3g of the range", kern_cpu_ops((enum kern_level)level)->name, s, chunks[c], d);
+            }
+        }
+        fclose(f);
+        engine_close(en);
+        pool_close(pool);
+    }
+    model_close(m);
+}
+
+TEST(logits_qwen3moe) { check_model(test_name_, "qwen3moe"); }
+TEST(logits_olmoe) { check_model(test_name_, "olmoe"); }
+TEST(logits_mixtral) { check_model(test_name_, "mixtral"); }
+TEST(logits_llama) { check_model(test_name_, "llama"); }
+TEST(logits_llama_rope3) { check_model(test_name_, "llama-rope3"); }
+TEST(logits_llama_yarn) { check_model(test_name_, "llama-yarn"); }
+
+int main(void) {
+    RUN(logits_qwen3moe);
+    RUN(logits_olmoe);
+    RUN(logits_mixtral);
+    RUN(logits_llama);
+    RUN(logits_llama_rope3);
+    RUN(logits_llama_yarn);
+    return test_failed_;
+}
