@@ -68,6 +68,20 @@ KERN_INLINE uint32_t kern__attn_visible(const struct kern__attn_block *b, uint32
     return end - b->pos < b->n_keys ? end - b->pos : b->n_keys;
 }
 
+KERN_INLINE void kern__prefetch(const char *p, size_t n) {
+    for (size_t i = 0; i < n; i += 64) __builtin_prefetch(p + i, 0, 2); /* to L2: L1 is full of this block */
+}
+
+/* Asks for keys and values [j, j + n) of the next block. The hardware prefetchers stop at every page of the
+ * table; without this, decode at 4k context streams the cache at a third of memory speed. */
+KERN_INLINE void kern__attn_prefetch(const struct kern__attn_block *b, uint32_t j, uint32_t n) {
+    size_t k_bytes = b->d->head_dim_k * kern__kv_elem_bytes(b->d->kv_type);
+    size_t v_bytes = b->d->head_dim_v * kern__kv_elem_bytes(b->d->kv_type);
+    if (!b->next_k) return;
+    kern__prefetch((const char *)b->next_k + j * k_bytes, n * k_bytes);
+    kern__prefetch((const char *)b->next_v + j * v_bytes, n * v_bytes);
+}
+
 /* Rows from `row` on, at most `cap`, that see the same number of keys, so that one tile can take them. */
 KERN_INLINE uint32_t kern__attn_run(const struct kern__attn_block *b, uint32_t row, uint32_t cap) {
     uint32_t n = 1, keys = kern__attn_visible(b, row);

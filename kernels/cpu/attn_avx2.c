@@ -146,7 +146,10 @@ KERN_INLINE void fold_tile(enum kern_kv_type type, const int R, const struct ker
         t->out[r] = kern__attn_out(b, row + (uint32_t)r);
         t->p[r] = b->score + r * KERN__ATTN_BLOCK;
     }
-    for (uint32_t j = 0; j < t->n; j += 8 / R) score_keys(type, R, t, dim_k, j);
+    for (uint32_t j = 0; j < t->n; j += 8 / R) {
+        if (row == 0) kern__attn_prefetch(b, j, 8 / R);
+        score_keys(type, R, t, dim_k, j);
+    }
     for (int r = 0; r < R; r++)
         t->keep[r] = softmax_step(t->p[r], t->n, b->d->scale, &b->max[row + (uint32_t)r], &b->sum[row + (uint32_t)r]);
     for (; i + wide <= dim_v; i += wide) add_values(type, R, 8 / R, t, dim_v, i, 8);

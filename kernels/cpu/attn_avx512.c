@@ -48,28 +48,35 @@ KERN_INLINE __m512 sum16x16(const __m512 *a) {
     return _mm512_add_ps(_mm512_shuffle_f32x4(pq, rs, 0x88), _mm512_shuffle_f32x4(pq, rs, 0xDD));
 }
 
+/* acc [R][16/R] += q . k over the elements of mask m from i on */
+KERN_INLINE void dot_step(enum kern_kv_type type, const int R, const struct tile *t, const char *const *key, uint32_t i,
+                          __mmask16 m, __m512 *acc) {
+    const int J = 16 / R;
+    __m512 q[4];
+    KERN__UNROLL
+    for (int r = 0; r < R; r++) q[r] = _mm512_maskz_loadu_ps(m, t->q[r] + i);
+    KERN__UNROLL
+    for (int x = 0; x < J; x++) {
+        __m512 k = load_kv(type, key[x], i, m);
+        KERN__UNROLL
+        for (int r = 0; r < R; r++) acc[r * J + x] = _mm512_fmadd_ps(q[r], k, acc[r * J + x]);
+    }
+}
+
 /* Scores of keys j .. j + 16/R (the last key again where there are fewer) for R rows. */
 KERN_INLINE void score_keys(enum kern_kv_type type, const int R, const struct tile *t, uint32_t dim, uint32_t j) {
     const int J = 16 / R;
     size_t row_bytes = dim * kern__kv_elem_bytes(type);
     const char *key[16];
     __m512 acc[16];
+    uint32_t i = 0;
     KERN__UNROLL
     for (int x = 0; x < J; x++) key[x] = (const char *)t->k + (j + (uint32_t)x < t->n ? j + (uint32_t)x : t->n - 1) * row_bytes;
     KERN__UNROLL
     for (int x = 0; x < 16; x++) acc[x] = _mm512_setzero_ps();
-    for (uint32_t i = 0; i < dim; i += 16) {
-        __mmask16 m = kern__mask16(dim - i);
-        __m512 q[4];
-        KERN__UNROLL
-        for (int r = 0; r < R; r++) q[r] = _mm512_maskz_loadu_ps(m, t->q[r] + i);
-        KERN__UNROLL
-        for (int x = 0; x < J; x++) {
-            __m512 k = load_kv(type, key[x], i, m);
-            KERN__UNROLL
-            for (int r = 0; r < R; r++) acc[r * J + x] = _mm512_fmadd_ps(q[r], k, acc[r * J + x]);
-        }
-    }
+    for (; i + 16 <= dim; i += 16) dot_step(type, R, t, key, i, 0xFFFF, acc);
+    if (i < dim) dot_step(type, R, t, key, i, kern__mask16(dim - i), acc);
+
     float sums[16] __attribute__((aligned(64)));
     _mm512_store_ps(sums, sum16x16(acc));
     KERN__UNROLL
@@ -125,13 +132,17 @@ KERN_INLINE void fold_tile(enum kern_kv_type type, const int R, const struct ker
         t->out[r] = kern__attn_out(b, row + (uint32_t)r);
         t->p[r] = b->score + r * KERN__ATTN_BLOCK;
     }
-    for (uint32_t j = 0; j < t->n; j += 16 / R) score_keys(type, R, t, dim_k, j);
+    for (uint32_t j = 0; j < t->n; j += 16 / R) {
+        if (row == 0) kern__attn_prefetch(b, j, 16 / R);
+        score_keys(type, R, t, dim_k, j);
+    }
     for (int r = 0; r < R; r++)
         t->keep[r] = softmax_step(t->p[r], t->n, b->d->scale, &b->max[row + (uint32_t)r], &b->sum[row + (uint32_t)r]);
     if (R < 4)
         for (; i + 128 <= dim_v; i += 128) add_values(type, R, R < 4 ? 8 : 4, t, dim_v, i, 0xFFFF);
     for (; i + 64 <= dim_v; i += 64) add_values(type, R, 4, t, dim_v, i, 0xFFFF);
-    for (; i < dim_v; i += 16) add_values(type, R, 1, t, dim_v, i, kern__mask16(dim_v - i));
+    for (; i + 16 <= dim_v; i += 16) add_values(type, R, 1, t, dim_v, i, 0xFFFF);
+    if (i < dim_v) add_values(type, R, 1, t, dim_v, i, kern__mask16(dim_v - i));
 }
 
 KERN_INLINE void fold_block(enum kern_kv_type type, const struct kern__attn_block *b, const void *k, const void *v) {
