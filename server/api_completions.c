@@ -559,7 +559,10 @@ void api_close(struct server *s) {
 
 void api_metrics_put(struct server *s, struct buf *out) {
     const struct api *api = s->api;
+    struct mem_stats mem;
 
+    mem_stats(&mem);
+    buf_printf(out, "# HELP moed_memory_blocks Heap blocks of our own in use\n# TYPE moed_memory_blocks gauge\nmoed_memory_blocks %" PRIu64 "\n", mem.n_live);
     buf_printf(out, "# HELP moed_generations_live API calls that generate and are not freed yet\n# TYPE moed_generations_live gauge\n"
                     "moed_generations_live %u\n", api->n_live);
     hist_put(&api->ttft, out, "moed_time_to_first_token_seconds", "From the end of the request to a choice's first token");
