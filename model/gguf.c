@@ -21,13 +21,14 @@
 static int map_file(struct gguf__file *f, struct err *e) {
     struct stat st;
     int rc = ST_OK;
-    int fd = open(f->path, O_RDONLY | O_CLOEXEC);
+    int fd = open(f->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not block the open */
     if (fd < 0)
         return err_set(e, errno == ENOENT ? ST_NOT_FOUND : ST_IO, "%s: cannot open the file: %s", f->path, strerror(errno));
     if (fstat(fd, &st)) {
         rc = err_set(e, ST_IO, "%s: cannot read the size of the file: %s", f->path, strerror(errno));
     } else if (!S_ISREG(st.st_mode)) {
-        rc = err_set(e, ST_INVALID, "%s: expected a regular file, found %s", f->path, S_ISDIR(st.st_mode) ? "a directory" : "a special file");
+        rc = err_set(e, ST_INVALID, "%s: expected a regular file, found %s", f->path,
+                     S_ISDIR(st.st_mode) ? "a directory" : "a special file");
     } else if (st.st_size == 0) {
         rc = err_set(e, ST_INVALID, "%s: the file is empty", f->path);
     } else {

@@ -38,10 +38,15 @@ static void print_hparams(const struct model *m, FILE *out) {
     fprintf(out, "rope              %s, %u dimensions, theta %g, scaling %s", h->rope_type == ROPE_NORM ? "adjacent pairs" : "halves",
             h->rope_dim, (double)h->rope_theta, SCALING[h->rope_scaling]);
     if (h->rope_scaling != ROPE_SCALING_NONE) fprintf(out, " x%g", (double)h->rope_factor);
-    if (h->rope_scaling == ROPE_SCALING_YARN) fprintf(out, " from %u, attention factor %g", h->rope_ctx_orig, (double)h->rope_attn_factor);
+    if (h->rope_scaling == ROPE_SCALING_YARN)
+        fprintf(out, " from %u, attention factor %g", h->rope_ctx_orig, (double)h->rope_attn_factor);
     fprintf(out, "%s\n", model_rope_factors(m) ? ", with frequency factors" : "");
     fprintf(out, "rms epsilon       %g\n", (double)h->rms_eps);
-    if (h->ff_dim) fprintf(out, "dense ffn         %u\n", h->ff_dim);
+    for (uint32_t l = 0; l < h->n_layers; l++) {
+        if (model_layer(m, l)->router) continue;
+        fprintf(out, "dense ffn         %u\n", h->ff_dim);
+        break;
+    }
     if (h->n_experts)
         fprintf(out, "router            %s, weights %s, scale %g\n", GATING[h->router_gating], h->router_norm ? "renormalised" : "as they are",
                 (double)h->router_scale);

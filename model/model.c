@@ -45,7 +45,8 @@ static const char *path_of(const struct binder *b, const struct tensor *t) {
 
 static int wrong_shape(struct binder *b, const struct tensor *t, const uint64_t *want) {
     const uint64_t *ne = t->ne;
-    return err_set(b->e, ST_INVALID, "%s: tensor '%s' has shape [%llu, %llu, %llu, %llu], expected [%llu, %llu, %llu, %llu] from the metadata",
+    return err_set(b->e, ST_INVALID,
+                   "%s: tensor '%s' has shape [%llu, %llu, %llu, %llu], expected [%llu, %llu, %llu, %llu] from the metadata",
                    path_of(b, t), t->name, (unsigned long long)ne[0], (unsigned long long)ne[1], (unsigned long long)ne[2],
                    (unsigned long long)ne[3], (unsigned long long)want[0], (unsigned long long)want[1],
                    (unsigned long long)want[2], (unsigned long long)want[3]);

@@ -141,7 +141,6 @@ static int refuse_unsupported_keys(struct reader *r) {
 }
 
 static int read_attention(struct reader *r, struct model_hparams *hp) {
-    uint32_t window = 0;
     int rc = read_uniform(r, "attention.head_count", 1, MODEL_MAX_HEADS, &hp->n_heads);
     if (rc) return rc;
     rc = read_uniform(r, "attention.head_count_kv", 1, MODEL_MAX_HEADS, &hp->n_kv_heads);
@@ -155,13 +154,18 @@ static int read_attention(struct reader *r, struct model_hparams *hp) {
     uint32_t dim = hp->n_embd / hp->n_heads;
     if (!rc) rc = read_dim_or(r, "attention.key_length", dim, 1, MODEL_MAX_HEAD_DIM, &hp->head_dim_k);
     if (!rc) rc = read_dim_or(r, "attention.value_length", dim, 1, MODEL_MAX_HEAD_DIM, &hp->head_dim_v);
-    if (!rc && (hp->head_dim_k < 1 || hp->head_dim_k > MODEL_MAX_HEAD_DIM || hp->head_dim_v < 1 || hp->head_dim_v > MODEL_MAX_HEAD_DIM))
+    if (!rc && (dim < 1 || dim > MODEL_MAX_HEAD_DIM) && (hp->head_dim_k == dim || hp->head_dim_v == dim)) /* the fallback was used */
         rc = err_set(r->e, ST_INVALID, "%s: head size %u (embedding_length %u / head_count %u) is outside 1 to %d",
                      gguf_file_path(r->g, 0), dim, hp->n_embd, hp->n_heads, MODEL_MAX_HEAD_DIM);
     if (!rc) rc = read_float_or(r, "attention.scale", 0, 0, 1e3f, &hp->attn_scale);
     if (!rc && hp->attn_scale == 0) hp->attn_scale = 1.0f / sqrtf((float)hp->head_dim_k);
-    if (!rc) rc = read_dim_or(r, "attention.sliding_window", 0, 0, UINT32_MAX, &window);
-    /* Inside its window a sliding-window model is an ordinary one, so serve exactly that much. */
+    return rc;
+}
+
+/* Inside its window a sliding-window model is an ordinary one, so serve exactly that much. */
+static int clamp_to_window(struct reader *r, struct model_hparams *hp) {
+    uint32_t window = 0;
+    int rc = read_dim_or(r, "attention.sliding_window", 0, 0, UINT32_MAX, &window);
     if (!rc && window > 0 && window < hp->n_ctx_train) hp->n_ctx_train = window;
     return rc;
 }
@@ -177,7 +181,8 @@ static int read_scaling_type(struct reader *r, struct model_hparams *hp) {
     if (!strcmp(name, "none")) hp->rope_scaling = ROPE_SCALING_NONE;
     else if (!strcmp(name, "yarn")) hp->rope_scaling = ROPE_SCALING_YARN;
     else if (strcmp(name, "linear"))
-        return err_set(r->e, ST_UNSUPPORTED, "%s: key '%s' is '%s', supported are none, linear, yarn", gguf_file_path(r->g, 0), r->key, name);
+        return err_set(r->e, ST_UNSUPPORTED, "%s: key '%s' is '%s', supported are none, linear, yarn", gguf_file_path(r->g, 0),
+                       r->key, name);
     return ST_OK;
 }
 
@@ -204,13 +209,15 @@ static int read_router(struct reader *r, const struct model__arch *arch, struct 
     if (rc) return rc;
     if (hp->n_experts == 0) {
         if (!arch->needs_experts) return ST_OK;
-        return err_set(r->e, ST_INVALID, "%s: key '%s' is missing or 0, but %s models have experts", gguf_file_path(r->g, 0), r->key, arch->name);
+        return err_set(r->e, ST_INVALID, "%s: key '%s' is missing or 0, but %s models have experts", gguf_file_path(r->g, 0),
+                       r->key, arch->name);
     }
     uint32_t gating = ROUTER_SOFTMAX;
     rc = read_dim(r, "expert_used_count", 1, hp->n_experts, &hp->n_experts_used);
     if (!rc) rc = read_dim_or(r, "expert_feed_forward_length", hp->ff_dim, 1, MODEL_MAX_FF, &hp->expert_ff_dim);
     if (!rc && hp->expert_ff_dim == 0)
-        rc = err_set(r->e, ST_INVALID, "%s: neither '%s' nor '%s.feed_forward_length' is there", gguf_file_path(r->g, 0), r->key, r->arch);
+        rc = err_set(r->e, ST_INVALID, "%s: neither '%s' nor '%s.feed_forward_length' is there", gguf_file_path(r->g, 0),
+                     r->key, r->arch);
     if (!rc) rc = read_dim_or(r, "expert_gating_func", ROUTER_SOFTMAX, 0, ROUTER_SQRT_SOFTPLUS, &gating);
     if (!rc) rc = read_float_or(r, "expert_weights_scale", 1, 0, 1e3f, &hp->router_scale);
     if (rc) return rc;
@@ -230,13 +237,14 @@ int model__read_hparams(const struct gguf *g, const struct model__arch *arch, st
     r.n_layers = hp->n_layers;
     if (!rc) rc = read_dim(&r, "embedding_length", 1, MODEL_MAX_EMBD, &hp->n_embd);
     if (!rc) rc = read_dim(&r, "context_length", 1, MODEL_MAX_CTX, &hp->n_ctx_train);
-    if (!rc) rc = read_uniform(&r, "feed_forward_length", 0, MODEL_MAX_FF, &hp->ff_dim);
-    if (rc == ST_NOT_FOUND && gguf_find(g, r.key) < 0 && !strcmp(r.key + strlen(r.arch) + 1, "feed_forward_length"))
-        rc = ST_OK; /* fine without a dense layer, which model.c finds out */
     if (!rc) rc = gguf_get_f32(g, full_key(&r, "attention.layer_norm_rms_epsilon"), &hp->rms_eps, e);
     if (!rc && !(hp->rms_eps >= 0 && hp->rms_eps <= 1)) rc = out_of_range(&r, hp->rms_eps, 0, 1);
+    if (rc) return rc;
+    rc = read_uniform(&r, "feed_forward_length", 0, MODEL_MAX_FF, &hp->ff_dim);
+    if (rc == ST_NOT_FOUND) rc = ST_OK; /* fine without a dense layer, which model.c finds out */
     if (!rc) rc = read_attention(&r, hp);
     if (!rc) rc = read_rope(&r, hp);
     if (!rc) rc = read_router(&r, arch, hp);
+    if (!rc) rc = clamp_to_window(&r, hp);
     return rc ? rc : refuse_unsupported_keys(&r);
 }

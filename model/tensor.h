@@ -14,7 +14,7 @@ struct tensor {
     enum dtype dtype;
     uint32_t n_dims;       /* 1..4                                                          */
     uint64_t ne[4];        /* ne[0] is the contiguous dimension (row length); unused dims 1 */
-    const void *data;      /* view into the mapping, valid until the file is closed         */
+    const void *data;      /* view into the mapping, valid until the file is closed; 8-byte aligned */
     size_t n_bytes;
     uint32_t file;         /* index of the split file                                       */
     uint64_t file_offset;  /* absolute offset in that file, for readers that bypass the mapping */

@@ -3,6 +3,7 @@
  * The GGUF reader: what a good file gives, what every kind of bad file is refused with, and that no truncation, bit
  * flip or failed allocation does more than return an error. Meant to run under ASan and UBSan. */
 #include <inttypes.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/alloc.h"
@@ -144,6 +145,38 @@ TEST(honours_alignment_and_version_2) {
     CHECK(gguf_version(g) == 2 && gguf_find_tensor(g, "b")->file_offset == 512 && *(const unsigned char *)gguf_find_tensor(g, "b")->data == 2);
     gguf_close(g);
     free(f.p);
+}
+
+/* Overlap is allowed: the data is only read. */
+TEST(allows_overlapping_tensors) {
+    struct gguf_build b;
+    struct gguf *g;
+    struct err e;
+    build_init(&b);
+    build_tensor(&b, "a", DTYPE_F32, 16, 0, 0, 1);
+    build_info(&b, "b", 1, (const uint64_t[1]){ 8 }, DTYPE_F32, 32);
+    struct bytes f = build_finish(&b);
+    CHECKF(gguf_open_memory(&g, f.p, f.n, &e) == 0, "%s", e.text);
+    CHECK((const char *)gguf_find_tensor(g, "b")->data == (const char *)gguf_find_tensor(g, "a")->data + 32);
+    gguf_close(g);
+    free(f.p);
+}
+
+TEST(knows_the_formats) {
+    static const struct { uint32_t id; const char *name; uint32_t elems, n_bytes; } READABLE[] = {
+        { 0, "F32", 1, 4 },      { 1, "F16", 1, 2 },      { 30, "BF16", 1, 2 },     { 8, "Q8_0", 32, 34 },   { 2, "Q4_0", 32, 18 },
+        { 3, "Q4_1", 32, 20 },   { 6, "Q5_0", 32, 22 },   { 7, "Q5_1", 32, 24 },    { 12, "Q4_K", 256, 144 }, { 13, "Q5_K", 256, 176 },
+        { 14, "Q6_K", 256, 210 }, { 20, "IQ4_NL", 32, 18 }, { 23, "IQ4_XS", 256, 136 }, { 39, "MXFP4", 32, 17 },
+    };
+    uint32_t n = 0;
+    for (size_t i = 0; i < sizeof READABLE / sizeof READABLE[0]; i++) {
+        const struct dtype_info *t = dtype_info(READABLE[i].id);
+        CHECKF(t && !strcmp(t->name, READABLE[i].name), "type %u", READABLE[i].id);
+        CHECKF(t->block_elems == READABLE[i].elems && t->block_bytes == READABLE[i].n_bytes, "%s", t->name);
+        CHECK(dtype_row_bytes(t, 512) == 512 / READABLE[i].elems * READABLE[i].n_bytes);
+    }
+    for (uint32_t id = 0; id < 1000; id++) n += dtype_info(id) != NULL;
+    CHECK(n == sizeof READABLE / sizeof READABLE[0] && !dtype_info(UINT32_MAX));
 }
 
 /* ---- hostile files: one mutation each, and words its error must have ---- */
@@ -496,6 +529,8 @@ TEST(refuses_odd_files) {
     write_file(&d, "empty.gguf", NULL, 0);
     CHECKF(strstr(split_error(&d, "empty.gguf", ST_INVALID, &e), "the file is empty"), "%s", e.text);
     CHECKF(strstr(split_error(&d, "nothing.gguf", ST_NOT_FOUND, &e), "nothing.gguf: cannot open the file: No such file"), "%s", e.text);
+    mkfifo(in_dir(&d, "other.gguf"), 0600);
+    CHECKF(strstr(split_error(&d, "other.gguf", ST_INVALID, &e), "expected a regular file, found a special file"), "%s", e.text);
     CHECKF(strstr(split_error(&d, ".", ST_INVALID, &e), "expected a regular file, found a directory"), "%s", e.text);
     remove_dir(&d);
 }
@@ -527,6 +562,8 @@ int main(void) {
     RUN(reads_arrays);
     RUN(reads_tensors);
     RUN(honours_alignment_and_version_2);
+    RUN(allows_overlapping_tensors);
+    RUN(knows_the_formats);
     RUN(refuses_hostile_files);
     RUN(refuses_other_magic);
     RUN(truncation_at_every_byte);

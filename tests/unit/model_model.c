@@ -101,7 +101,7 @@ static struct model *open_tiny(struct bytes f, struct err *e) {
     return m;
 }
 
-TEST(binds_dense_llama) {
+TEST(reads_dense_hparams) {
     struct err e;
     struct bytes f = tiny("llama", NULL);
     struct model *m = open_tiny(f, &e);
@@ -112,6 +112,15 @@ TEST(binds_dense_llama) {
     CHECK(h->n_experts == 0 && h->n_experts_used == 0 && h->rms_eps == 1e-5f && h->attn_scale == 0.25f);
     CHECK(h->rope_type == ROPE_NORM && h->rope_dim == 16 && h->rope_theta == 5000.0f && h->rope_scaling == ROPE_SCALING_NONE);
     CHECK(h->rope_factor == 1 && h->rope_attn_factor == 1 && h->rope_ctx_orig == 512 && h->qk_norm == QK_NORM_NONE);
+    model_close(m);
+    free(f.p);
+}
+
+TEST(binds_dense_llama) {
+    struct err e;
+    struct bytes f = tiny("llama", NULL);
+    struct model *m = open_tiny(f, &e);
+    CHECKF(m, "%s", e.text);
     CHECK(model_output(m) == model_token_embd(m) && !model_rope_factors(m) && model_output_norm(m));
     const struct model_layer *l = model_layer(m, 1);
     CHECK(l->attn_norm && l->wq && l->wk && l->wv && l->wo && l->ffn_norm && l->ffn_gate && l->ffn_up && l->ffn_down);
@@ -242,7 +251,7 @@ TEST(understands_metadata_variants) {
     h = variant_hparams(test_name_, "llama", NULL, v_partial_rope);
     CHECK(h.rope_dim == 8 && h.head_dim_k == 16);
     h = variant_hparams(test_name_, "llama", NULL, v_scale_and_window);
-    CHECK(h.attn_scale == 0.5f && h.n_ctx_train == 100); /* no further than the window, where it equals full attention */
+    CHECK(h.attn_scale == 0.5f && h.n_ctx_train == 100 && h.rope_ctx_orig == 512); /* no further than the window, where it equals full attention */
     h = variant_hparams(test_name_, "qwen3moe+moe", "qwen3moe.feed_forward_length", NULL);
     CHECK(h.ff_dim == 0 && h.expert_ff_dim == 32);
 }
@@ -538,6 +547,7 @@ TEST(inspects_an_unsupported_file) {
 }
 
 int main(void) {
+    RUN(reads_dense_hparams);
     RUN(binds_dense_llama);
     RUN(binds_moe_architectures);
     RUN(binds_dense_layer_inside_moe);
