@@ -20,7 +20,8 @@ struct tile {
     float *out[4];
     float *p[4];      /* scores, then unnormalised probabilities, [KERN__ATTN_BLOCK] */
     float keep[4];    /* what the earlier sum and output are multiplied by          */
-    const void *k, *v;
+    const char *k, *v;
+    const char *next_k, *next_v; /* next block, to be prefetched by this tile; or NULL */
     uint32_t n;       /* keys */
 };
 
@@ -71,10 +72,15 @@ KERN_INLINE void score_keys(enum kern_kv_type type, const int R, const struct ti
     __m512 acc[16];
     uint32_t i = 0;
     KERN__UNROLL
-    for (int x = 0; x < J; x++) key[x] = (const char *)t->k + (j + (uint32_t)x < t->n ? j + (uint32_t)x : t->n - 1) * row_bytes;
+    for (int x = 0; x < J; x++) key[x] = t->k + (j + (uint32_t)x < t->n ? j + (uint32_t)x : t->n - 1) * row_bytes;
     KERN__UNROLL
     for (int x = 0; x < 16; x++) acc[x] = _mm512_setzero_ps();
-    for (; i + 16 <= dim; i += 16) dot_step(type, R, t, key, i, 0xFFFF, acc);
+    const char *next = t->next_k ? t->next_k + j * row_bytes : NULL;
+    size_t portion = 16 * (size_t)J * kern__kv_elem_bytes(type);
+    for (; i + 16 <= dim; i += 16) {
+        kern__attn_prefetch(next ? next + i / 16 * portion : NULL, portion);
+        dot_step(type, R, t, key, i, 0xFFFF, acc);
+    }
     if (i < dim) dot_step(type, R, t, key, i, kern__mask16(dim - i), acc);
 
     float sums[16] __attribute__((aligned(64)));
@@ -106,7 +112,7 @@ KERN_INLINE float softmax_step(float *p, uint32_t n, float scale, float *max, fl
 KERN_INLINE void add_values(enum kern_kv_type type, const int R, const int C, const struct tile *t, uint32_t dim,
                             uint32_t i, __mmask16 m) {
     size_t row_bytes = dim * kern__kv_elem_bytes(type);
-    const char *row = t->v;
+    const char *row = t->v, *next = i == 0 ? t->next_v : NULL;
     __m512 acc[16];
     KERN__UNROLL
     for (int x = 0; x < R * C; x++) {
@@ -114,6 +120,7 @@ KERN_INLINE void add_values(enum kern_kv_type type, const int R, const int C, co
         acc[x] = _mm512_mul_ps(o, _mm512_set1_ps(t->keep[x / C]));
     }
     for (uint32_t j = 0; j < t->n; j++, row += row_bytes) {
+        if (next) kern__attn_prefetch(next + j * row_bytes, row_bytes);
         __m512 v[8];
         KERN__UNROLL
         for (int c = 0; c < C; c++) v[c] = load_kv(type, row, i + 16 * (uint32_t)c, m);
@@ -132,10 +139,7 @@ KERN_INLINE void fold_tile(enum kern_kv_type type, const int R, const struct ker
         t->out[r] = kern__attn_out(b, row + (uint32_t)r);
         t->p[r] = b->score + r * KERN__ATTN_BLOCK;
     }
-    for (uint32_t j = 0; j < t->n; j += 16 / R) {
-        if (row == 0) kern__attn_prefetch(b, j, 16 / R);
-        score_keys(type, R, t, dim_k, j);
-    }
+    for (uint32_t j = 0; j < t->n; j += 16 / R) score_keys(type, R, t, dim_k, j);
     for (int r = 0; r < R; r++)
         t->keep[r] = softmax_step(t->p[r], t->n, b->d->scale, &b->max[row + (uint32_t)r], &b->sum[row + (uint32_t)r]);
     if (R < 4)
@@ -151,6 +155,8 @@ KERN_INLINE void fold_block(enum kern_kv_type type, const struct kern__attn_bloc
         n_rows = kern__attn_run(b, row, 4);
         n_rows = n_rows == 3 ? 2 : n_rows;
         t.n = kern__attn_visible(b, row);
+        t.next_k = row == 0 && type == b->d->kv_type ? b->next_k : NULL;
+        t.next_v = row == 0 && type == b->d->kv_type ? b->next_v : NULL;
         if (t.n == 0) continue;
         if (n_rows == 4)
             fold_tile(type, 4, b, &t, row);

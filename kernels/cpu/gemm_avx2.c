@@ -143,6 +143,7 @@ VEC_FN void tile_n(enum kind kind, enum layout layout, const int n, const struct
         acc[i] = t->first ? _mm256_setzero_ps() : _mm256_maskload_ps(t->y[i], mask);
     for (unsigned b = 0; b < t->n_blocks; b++) {
         const struct panel_block *w = &t->panel->b[b];
+        prefetch_ahead(t, b);
 #pragma GCC unroll 4
         for (int i = 0; i < n; i++) {
             const struct kern_q8 *x = t->x[i] + b;

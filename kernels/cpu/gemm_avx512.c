@@ -129,6 +129,7 @@ VEC_FN void tile_n(enum kind kind, enum layout layout, const int n, const struct
         acc[i] = t->first ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps(mask, t->y[i]);
     for (unsigned b = 0; b < t->n_blocks; b++) {
         const struct panel_block *w = &t->panel->b[b];
+        prefetch_ahead(t, b);
         __m512i c[8];
 #pragma GCC unroll 8
         for (int i = 0; i < 8; i++)
