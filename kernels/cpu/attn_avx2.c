@@ -85,10 +85,9 @@ KERN_INLINE void score_keys(enum kern_kv_type type, const int R, const struct ti
     for (int x = 0; x < J; x++) key[x] = t->k + (j + (uint32_t)x < t->n ? j + (uint32_t)x : t->n - 1) * row_bytes;
     KERN__UNROLL
     for (int x = 0; x < 8; x++) acc[x] = _mm256_setzero_ps();
-    const char *next = t->next_k ? t->next_k + j * row_bytes : NULL;
-    size_t portion = 8 * (size_t)J * kern__kv_elem_bytes(type);
+    size_t step_bytes = 8 * (size_t)J * kern__kv_elem_bytes(type);
     for (; i + 8 <= dim; i += 8) {
-        kern__attn_prefetch(next ? next + i / 8 * portion : NULL, portion);
+        kern__attn_prefetch(t->next_k, j * row_bytes + i / 8 * step_bytes, step_bytes);
         dot_step(type, R, t, key, i, 8, acc);
     }
     if (i < dim) dot_step(type, R, t, key, i, dim - i, acc);
@@ -127,13 +126,14 @@ KERN_INLINE float softmax_step(float *p, uint32_t n, float scale, float *max, fl
 KERN_INLINE void add_values(enum kern_kv_type type, const int R, const int C, const struct tile *t, uint32_t dim,
                             uint32_t i, uint32_t n) {
     size_t row_bytes = dim * kern__kv_elem_bytes(type);
-    const char *row = t->v, *next = i == 0 ? t->next_v : NULL;
+    size_t step_bytes = 8 * (size_t)C * kern__kv_elem_bytes(type);
+    const char *row = t->v;
     __m256 acc[8];
     KERN__UNROLL
     for (int x = 0; x < R * C; x++)
         acc[x] = _mm256_mul_ps(load_f32(t->out[x / C] + i + 8 * (x % C), n), _mm256_set1_ps(t->keep[x / C]));
     for (uint32_t j = 0; j < t->n; j++, row += row_bytes) {
-        if (next) kern__attn_prefetch(next + j * row_bytes, row_bytes);
+        kern__attn_prefetch(t->next_v, i * t->n * kern__kv_elem_bytes(type) + j * step_bytes, step_bytes);
         __m256 v[8];
         KERN__UNROLL
         for (int c = 0; c < C; c++) v[c] = load_kv(type, row, i + 8 * (uint32_t)c, n);

@@ -75,10 +75,9 @@ KERN_INLINE void score_keys(enum kern_kv_type type, const int R, const struct ti
     for (int x = 0; x < J; x++) key[x] = t->k + (j + (uint32_t)x < t->n ? j + (uint32_t)x : t->n - 1) * row_bytes;
     KERN__UNROLL
     for (int x = 0; x < 16; x++) acc[x] = _mm512_setzero_ps();
-    const char *next = t->next_k ? t->next_k + j * row_bytes : NULL;
-    size_t portion = 16 * (size_t)J * kern__kv_elem_bytes(type);
+    size_t step_bytes = 16 * (size_t)J * kern__kv_elem_bytes(type);
     for (; i + 16 <= dim; i += 16) {
-        kern__attn_prefetch(next ? next + i / 16 * portion : NULL, portion);
+        kern__attn_prefetch(t->next_k, j * row_bytes + i / 16 * step_bytes, step_bytes);
         dot_step(type, R, t, key, i, 0xFFFF, acc);
     }
     if (i < dim) dot_step(type, R, t, key, i, kern__mask16(dim - i), acc);
@@ -112,7 +111,8 @@ KERN_INLINE float softmax_step(float *p, uint32_t n, float scale, float *max, fl
 KERN_INLINE void add_values(enum kern_kv_type type, const int R, const int C, const struct tile *t, uint32_t dim,
                             uint32_t i, __mmask16 m) {
     size_t row_bytes = dim * kern__kv_elem_bytes(type);
-    const char *row = t->v, *next = i == 0 ? t->next_v : NULL;
+    size_t step_bytes = 16 * (size_t)C * kern__kv_elem_bytes(type);
+    const char *row = t->v;
     __m512 acc[16];
     KERN__UNROLL
     for (int x = 0; x < R * C; x++) {
@@ -120,7 +120,7 @@ KERN_INLINE void add_values(enum kern_kv_type type, const int R, const int C, co
         acc[x] = _mm512_mul_ps(o, _mm512_set1_ps(t->keep[x / C]));
     }
     for (uint32_t j = 0; j < t->n; j++, row += row_bytes) {
-        if (next) kern__attn_prefetch(next + j * row_bytes, row_bytes);
+        kern__attn_prefetch(t->next_v, i * t->n * kern__kv_elem_bytes(type) + j * step_bytes, step_bytes);
         __m512 v[8];
         KERN__UNROLL
         for (int c = 0; c < C; c++) v[c] = load_kv(type, row, i + 16 * (uint32_t)c, m);
