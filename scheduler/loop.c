@@ -153,8 +153,6 @@ static enum finish_reason advance(struct sched *s, struct seq *q, uint32_t n_com
     q->n_computed += n_computed;
     q->last_step = s->turn;
     prefix__publish(&s->index, q);
-    if (seq__cancelled(q))
-        return FINISH_CANCELLED;
     if (q->n_computed < q->n_tokens)
         return FINISH_NONE;
     if (!q->started)

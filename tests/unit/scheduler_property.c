@@ -8,7 +8,10 @@
 #include "fake_engine.h"
 #include "sched_client.h"
 
-enum { N_JOBS = 250, N_SEEDS = 24, VOCAB = 61, EOS = 60, BASE_TOKENS = 64 };
+enum { N_JOBS = 250, N_SEEDS = 24, VOCAB = 61, EOS = 60, BASE_TOKENS = 64, MOST_SEQS = 16 };
+
+/* Where the engine saw a prompt begin: what EVENT_STARTED must say was reused. E writes until the prompt is computed. */
+struct seen { uint32_t start; bool running, complete; };
 
 struct world {
     uint64_t state;
@@ -16,6 +19,9 @@ struct world {
     struct client *c;
     struct job *jobs[N_JOBS];
     uint32_t n_jobs;
+    struct seen seen[N_JOBS];     /* by sample.seed, which is the number of the job */
+    struct seen *holders[MOST_SEQS]; /* by seq id */
+    struct engine_ops ops;        /* the fake's, with kv_free watched */
     int32_t base[4][BASE_TOKENS]; /* prompts share beginnings of these */
     int32_t stop_ids[2];
     uint32_t allowed[(VOCAB + 31) / 32];
@@ -23,6 +29,41 @@ struct world {
 };
 
 struct totals { uint64_t preempted, cached, cancelled, stopped, steps, ring_waits; };
+
+static void watch_step(void *ctx, const struct batch *b) {
+    struct world *w = ctx;
+
+    for (uint32_t i = 0; i < b->n_items; i++) {
+        const struct batch_item *it = &b->items[i];
+        struct seen *seen = &w->seen[it->params->seed];
+
+        w->holders[it->seq] = seen;
+        if (seen->complete)
+            continue;
+        if (!seen->running)
+            seen->start = it->pos;
+        seen->running = true;
+        seen->complete = it->pos + it->n_tokens >= it->n_prompt;
+    }
+}
+
+/* A preempted prompt begins again. */
+static void watch_free(void *self, seq_id id) {
+    struct world *w = (struct world *)((char *)self - offsetof(struct world, fake));
+
+    if (w->holders[id])
+        w->holders[id]->running = false;
+    w->holders[id] = NULL;
+    fake_free(self, id);
+}
+
+static void check_cached(struct client *c, const struct event *ev) {
+    struct world *w = c->ctx;
+
+    if (ev->type == EVENT_STARTED && ev->cached != w->seen[ev->request->sample.seed].start)
+        client_error(c, "STARTED says %u tokens cached, the engine saw the prompt begin at %u", ev->cached,
+                     w->seen[ev->request->sample.seed].start);
+}
 
 /* What the request gets when it is alone: token after token from the model. */
 static void oracle(const struct world *w, struct job *j) {
@@ -92,10 +133,8 @@ static struct job *make_job(struct world *w) {
     j->r.min_tokens = rnd(&w->state) % 4 ? 0 : rnd_in(&w->state, 0, 10);
     j->r.no_prefix_cache = rnd(&w->state) % 10 == 0;
     j->r.group = rnd(&w->state) % 3 ? (uint64_t)(uintptr_t)j : rnd(&w->state) % 4;
-    if (rnd(&w->state) % 2) {
-        j->r.sample.temperature = 1;
-        j->r.sample.seed = rnd(&w->state);
-    }
+    j->r.sample.temperature = (float)(rnd(&w->state) % 2);
+    j->r.sample.seed = w->n_jobs;
     if (rnd(&w->state) % 4 == 0) {
         j->r.sample.bias = w->bias;
         j->r.sample.n_bias = 2;
@@ -124,14 +163,18 @@ static struct fake_opts random_engine(uint64_t *state, uint32_t max_running) {
 }
 
 static void world_open(struct world *w, uint64_t seed) {
-    struct sched_opts so = {.ops = &fake_ops, .prefix_cache = seed % 8 != 7};
+    struct sched_opts so = {.ops = &w->ops, .prefix_cache = seed % 8 != 7};
     struct fake_opts fo;
 
+    w->ops = fake_ops;
+    w->ops.kv_free = watch_free;
     w->state = seed * 1000003;
     so.max_running = rnd_in(&w->state, 1, 9);
     so.max_queued = rnd_in(&w->state, 1, 40);
     so.batch_tokens = rnd(&w->state) % 4 ? rnd_in(&w->state, 1, 64) : rnd_in(&w->state, 1, 4);
     fo = random_engine(&w->state, so.max_running);
+    fo.on_step = watch_step;
+    fo.on_step_ctx = w;
     fake_open(&w->fake, &fo);
     so.engine = &w->fake;
     for (int i = 0; i < 4 * BASE_TOKENS; i++)
@@ -143,6 +186,8 @@ static void world_open(struct world *w, uint64_t seed) {
     w->bias[0] = (struct kern_logit_bias){3, -INFINITY};
     w->bias[1] = (struct kern_logit_bias){EOS, rnd(&w->state) % 2 ? -INFINITY : 1.0f};
     w->c = client_open(&so);
+    w->c->on_event = check_cached;
+    w->c->ctx = w;
 }
 
 static void world_close(struct world *w) {
