@@ -14,7 +14,7 @@ enum metric_kind { GAUGE, COUNTER };
 static void put(struct buf *out, enum metric_kind kind, const char *name, const char *help, double value) {
     buf_printf(out, "# HELP %s %s\n# TYPE %s %s\n%s ", name, help, name, kind == COUNTER ? "counter" : "gauge", name);
     if (value >= 0 && value < 9e15 && value == (double)(uint64_t)value) buf_printf(out, "%" PRIu64 "\n", (uint64_t)value);
-    else buf_printf(out, "%.9g\n", value);
+    else buf_printf(out, "%.12g\n", value);
 }
 
 /* A label value: backslash, quote and line feed escaped, as the format asks. */
