@@ -2,7 +2,8 @@
  *
  * y[t, r] = sum_k w[r, k] * x[t, k] for a weight matrix in any file format and a batch of activation rows.
  * Quantised weights take activations quantised to kern_q8 and accumulate in integers per block of 32;
- * F32, F16 and BF16 weights take float activations. */
+ * F32, F16 and BF16 weights take float activations. The exact operations are in ref/gemm.c; every level does the
+ * same ones in the same order, so all levels, slices and batches give the same bits (NaN payloads aside). */
 #ifndef MOED_KERNELS_GEMM_H
 #define MOED_KERNELS_GEMM_H
 
@@ -16,7 +17,7 @@ struct kern_gemm {
     enum dtype dtype;       /* of w                                                                  */
     const void *w;          /* [n_out, n_in] rows, row_bytes apart                                   */
     size_t row_bytes;
-    uint32_t n_in, n_out;
+    uint32_t n_in, n_out;   /* n_in >= 1, a multiple of the format's block                           */
     const void *x;          /* float [rows, n_in] or struct kern_q8 [rows, n_in / 32]: see kern_gemm_wants_q8 */
     size_t x_stride;        /* in elements of x's type (floats or blocks) between rows               */
     const int32_t *gather;  /* NULL, or [n_tokens]: row of x for output row t                        */
@@ -25,7 +26,9 @@ struct kern_gemm {
     size_t y_stride;        /* floats between rows                                                   */
 };
 
-/* Computes y[:, row0 .. row1) for all tokens. Any row0 <= row1 <= n_out. */
+/* Computes y[:, row0 .. row1) for all tokens and writes nothing else; borrows everything for the call. Any
+ * row0 <= row1 <= n_out; fastest where row1 - row0 is a multiple of 16, and with few tokens at 64 or more. Weights
+ * are decoded once per 128 tokens, so give all tokens of an expert at once. The next rows up to n_out are prefetched. */
 typedef void (*kern_gemm_fn)(const struct kern_gemm *d, uint32_t row0, uint32_t row1);
 
 bool kern_gemm_wants_q8(enum dtype dtype);

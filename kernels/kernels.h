@@ -33,6 +33,7 @@ struct kern_ops {
     kern_axpy_fn axpy;
 };
 
+/* Both ask cpuid on every call, which costs tens of microseconds in a virtual machine: call once, keep the pointer. */
 enum kern_level kern_cpu_best(void);                      /* what this CPU can run (cpuid and OS state) */
 const struct kern_ops *kern_cpu_ops(enum kern_level level); /* static table; NULL when the CPU cannot run it */
 

@@ -6,22 +6,26 @@
 #ifndef MOED_KERNELS_CPU_GEMM_FLOAT_H
 #define MOED_KERNELS_CPU_GEMM_FLOAT_H
 
-/* Full tiles at once; at the edges one token at a time, then one row at a time. */
+/* Full tiles at once; with fewer tokens in pairs and singly; at the last rows one output at a time. */
 VEC_FN void float_tile_run(enum dtype dtype, uint32_t n_rows, uint32_t n, const struct float_tile *t) {
     if (n_rows == FLOAT_ROWS && n == FLOAT_TOKENS) {
         float_tile_n(dtype, FLOAT_ROWS, FLOAT_TOKENS, t);
         return;
     }
     for (uint32_t i = 0; i < n; i++) {
-        struct float_tile one = { .n_in = t->n_in, .x = { t->x[i] }, .y = { t->y[i] } };
-        memcpy(one.w, t->w, sizeof one.w);
-        if (n_rows == FLOAT_ROWS) {
-            float_tile_n(dtype, FLOAT_ROWS, 1, &one);
-            continue;
-        }
-        for (uint32_t r = 0; r < n_rows; r++, one.y[0]++) {
-            one.w[0] = t->w[r];
-            float_tile_n(dtype, 1, 1, &one);
+        struct float_tile part = { .n_in = t->n_in, .x = { t->x[i] }, .y = { t->y[i] } };
+        memcpy(part.w, t->w, sizeof part.w);
+        if (n_rows == FLOAT_ROWS && n - i >= 2) {
+            part.x[1] = t->x[++i];
+            part.y[1] = t->y[i];
+            float_tile_n(dtype, FLOAT_ROWS, 2, &part);
+        } else if (n_rows == FLOAT_ROWS) {
+            float_tile_n(dtype, FLOAT_ROWS, 1, &part);
+        } else {
+            for (uint32_t r = 0; r < n_rows; r++, part.y[0]++) {
+                part.w[0] = t->w[r];
+                float_tile_n(dtype, 1, 1, &part);
+            }
         }
     }
 }
