@@ -8,6 +8,7 @@
 
 #include <math.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,6 +36,7 @@ struct job {
 struct client {
     struct sched *s;
     struct park park;
+    atomic_uint n_notifies;
     uint32_t n_live, errors;
     char what[300];
     void (*on_event)(struct client *c, const struct event *ev); /* NULL, or after the rules were checked */
@@ -51,7 +53,10 @@ __attribute__((format(printf, 2, 3))) static inline void client_error(struct cli
 }
 
 static inline void client_notify(void *ctx) {
-    park_wake(ctx);
+    struct client *c = ctx;
+
+    atomic_fetch_add(&c->n_notifies, 1);
+    park_wake(&c->park);
 }
 
 /* Heap, and never freed when a case fails: the thread E may still be running then. */
@@ -62,7 +67,7 @@ static inline struct client *client_open(const struct sched_opts *opts) {
 
     park_init(&c->park);
     o.notify = client_notify;
-    o.notify_ctx = &c->park;
+    o.notify_ctx = c;
     if (sched_start(&c->s, &o, &e) != ST_OK)
         client_error(c, "sched_start: %s", e.text);
     return c;

@@ -284,7 +284,7 @@ TEST(property_random_traffic) {
 
     for (uint64_t seed = 1; seed <= N_SEEDS; seed++)
         run_world(test_name_, seed, &t);
-    CHECKF(t.preempted > 100 && t.cached > 1000 && t.cancelled > 100 && t.stopped > 100 && t.steps > 5000,
+    CHECKF(t.preempted > 30 && t.cached > 1000 && t.cancelled > 100 && t.stopped > 100 && t.steps > 5000,
            "not much happened: %lu preempted, %lu tokens reused, %lu cancelled, %lu stopped, %lu steps",
            (unsigned long)t.preempted, (unsigned long)t.cached, (unsigned long)t.cancelled, (unsigned long)t.stopped,
            (unsigned long)t.steps);
