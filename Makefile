@@ -3,6 +3,8 @@
 MAKEFLAGS += --no-builtin-rules
 .DELETE_ON_ERROR:
 SHELL := /bin/bash
+# V=1 shows the commands.
+Q := $(if $(V),,@)
 
 # SAN=address,undefined or SAN=thread builds an instrumented variant beside the release one.
 SAN     ?=
@@ -15,6 +17,7 @@ ifeq ($(origin CC),default)
 CC      := gcc
 endif
 PYTHON  ?= python3
+JOBS    ?= $(shell nproc)
 
 WARN    := -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla
 CFLAGS  ?= -O2 -g
@@ -58,17 +61,18 @@ TESTS    := $(patsubst tests/unit/%.c,$(B)/tests/%,$(TEST_SRC))
 all: $(B)/moed
 
 $(B)/moed: $(B)/server/main.o $(call archives,server) $(LLHTTP_OBJ)
-	$(CC) $(SANF) -o $@ $^ $(LIBS_server) $(LDLIBS)
+	@echo "LINK $@"
+	$(Q)$(CC) $(SANF) -o $@ $^ $(LIBS_server) $(LDLIBS)
 
 define folder_rules
 $(B)/lib$(1).a: $(call objs,$(1))
 	@rm -f $$@ && ar rcs $$@ $$^
 $(B)/tests/$(1)_%: $(B)/tests/unit/$(1)_%.o $(call archives,$(1)) $(if $(filter server,$(1)),$(LLHTTP_OBJ))
 	@mkdir -p $$(@D)
-	$(CC) $(SANF) -o $$@ $$^ $(LIBS_$(1)) $(LDLIBS)
+	$(Q)$(CC) $(SANF) -o $$@ $$^ $(LIBS_$(1)) $(LDLIBS)
 $(B)/helpers/$(1)_%: $(B)/tests/helpers/$(1)_%.o $(call archives,$(1)) $(if $(filter server,$(1)),$(LLHTTP_OBJ))
 	@mkdir -p $$(@D)
-	$(CC) $(SANF) -o $$@ $$^ $(LIBS_$(1)) $(LDLIBS)
+	$(Q)$(CC) $(SANF) -o $$@ $$^ $(LIBS_$(1)) $(LDLIBS)
 endef
 $(foreach f,$(FOLDERS),$(eval $(call folder_rules,$(f))))
 
@@ -79,11 +83,13 @@ ISA = $(if $(filter %_avx512.c,$<),$(ISA_avx512),$(if $(filter %_avx2.c,$<),$(IS
 
 $(B)/%.o: %.c
 	@mkdir -p $(@D)
-	$(CC) $(CSTD) $(WARN) $(CFLAGS) $(if $(filter kernels/%,$<),-O3) $(ISA) $(SANF) $(PKG) $(LLHTTP_INC) -c -o $@ $<
+	@echo "CC   $<"
+	$(Q)$(CC) $(CSTD) $(WARN) $(CFLAGS) $(if $(filter kernels/%,$<),-O3) $(ISA) $(SANF) $(PKG) $(LLHTTP_INC) -c -o $@ $<
 
 $(B)/llhttp/%.o: $(LLHTTP_SRC_DIR)/%.c
 	@mkdir -p $(@D)
-	$(CC) -std=gnu11 -O2 -g $(SANF) -DLLHTTP_STRICT_MODE=1 $(LLHTTP_INC) -c -o $@ $<
+	@echo "CC   $<"
+	$(Q)$(CC) -std=gnu11 -O2 -g $(SANF) -DLLHTTP_STRICT_MODE=1 $(LLHTTP_INC) -c -o $@ $<
 
 .PHONY: help
 help:
@@ -101,7 +107,7 @@ help:
 PORT ?= 8080
 run:
 	@tools/setup.sh build
-	@$(MAKE) --no-print-directory all
+	@$(MAKE) --no-print-directory -j$(JOBS) all
 	@$(if $(MODEL),:,$(PYTHON) tools/make_demo.py)
 	@echo
 	@echo "Try, from another terminal:"
@@ -120,11 +126,13 @@ test:
 	@tools/setup.sh test
 	@$(PYTHON) tools/make_demo.py
 	@$(MAKE) --no-print-directory .venv/done
+	@$(MAKE) --no-print-directory -j$(JOBS) check-build
 	@$(MAKE) --no-print-directory check
 
 HELPERS := $(patsubst tests/helpers/%.c,$(B)/helpers/%,$(wildcard tests/helpers/*.c))
-.PHONY: check
-check: $(B)/moed $(TESTS) $(HELPERS)
+.PHONY: check check-build
+check-build: $(B)/moed $(TESTS) $(HELPERS)
+check: check-build
 	@tests/run.sh $(B) $(TESTS_ONLY)
 
 # clang as a second opinion: other warnings than gcc's.
@@ -141,7 +149,7 @@ FUZZERS := $(patsubst tests/fuzz/%.c,%,$(wildcard tests/fuzz/fuzz_*.c))
 .PHONY: fuzz
 fuzz:
 	@tools/setup.sh fuzz
-	@$(MAKE) --no-print-directory fuzz-run CC=clang SAN=fuzzer-no-link,address,undefined
+	@$(MAKE) --no-print-directory -j$(JOBS) fuzz-run CC=clang SAN=fuzzer-no-link,address,undefined
 .PHONY: fuzz-run
 fuzz-run: $(patsubst %,$(B)/fuzz/%,$(FUZZERS))
 	@mkdir -p $(BUILD)/fuzz-found
@@ -155,13 +163,13 @@ fuzz-run: $(patsubst %,$(B)/fuzz/%,$(FUZZERS))
 	 if [ -s $(B)/fuzz/failed ]; then for f in $$(cat $(B)/fuzz/failed); do tail -40 $(B)/fuzz/$$f.log; done; rm $(B)/fuzz/failed; exit 1; fi
 $(B)/fuzz/%: $(B)/tests/fuzz/%.o $(call archives,server) $(LLHTTP_OBJ)
 	@mkdir -p $(@D)
-	$(CC) -fsanitize=fuzzer,address,undefined -o $@ $^ $(LIBS_server) $(LDLIBS)
+	$(Q)$(CC) -fsanitize=fuzzer,address,undefined -o $@ $^ $(LIBS_server) $(LDLIBS)
 
 .PHONY: bench
 bench: $(patsubst bench/%.c,$(B)/bench/%,$(wildcard bench/*.c)) $(B)/moed
 $(B)/bench/%: $(B)/bench/%.o $(call archives,engine)
 	@mkdir -p $(@D)
-	$(CC) $(SANF) -o $@ $^ $(LIBS_engine) $(LDLIBS)
+	$(Q)$(CC) $(SANF) -o $@ $^ $(LIBS_engine) $(LDLIBS)
 
 PREFIX ?= /usr/local
 .PHONY: install
