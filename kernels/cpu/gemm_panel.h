@@ -87,14 +87,18 @@ struct format {
     uint32_t chunk_bytes; /* of CHUNK blocks */
 };
 
-/* 4x4 transpose of 32-bit words inside each 128-bit lane: out[j] lane r = word j of row r. */
-VEC_FN void load_words(const uint8_t *const rows[ROWS], size_t off, vec out[4]) {
-    vec r0 = v_load4(rows, off, 0), r1 = v_load4(rows, off, 1), r2 = v_load4(rows, off, 2), r3 = v_load4(rows, off, 3);
+/* 4x4 transpose of 32-bit words inside each 128-bit lane: out[j] word i = r[i] word j. */
+VEC_FN void transpose4(vec r0, vec r1, vec r2, vec r3, vec out[4]) {
     vec a = v_unpacklo32(r0, r1), b = v_unpackhi32(r0, r1), c = v_unpacklo32(r2, r3), d = v_unpackhi32(r2, r3);
     out[0] = v_unpacklo64(a, c);
     out[1] = v_unpackhi64(a, c);
     out[2] = v_unpacklo64(b, d);
     out[3] = v_unpackhi64(b, d);
+}
+
+/* The four 32-bit words at off of every row: out[j] lane r = word j of row r. */
+VEC_FN void load_words(const uint8_t *const rows[ROWS], size_t off, vec out[4]) {
+    transpose4(v_load4(rows, off, 0), v_load4(rows, off, 1), v_load4(rows, off, 2), v_load4(rows, off, 3), out);
 }
 
 /* Codes at off .. off+15 of each row in the panel's layout. */
@@ -167,12 +171,53 @@ VEC_FN void spread_d(const struct halfs *h, struct panel *p) {
         p->b[b].d = h_to_float(d[b]);
 }
 
-VEC_FN void spread_m(const struct halfs *h, struct panel *p) {
-    hvec m[CHUNK];
-    spread_halfs(h, m);
-#pragma GCC unroll 8
-    for (unsigned b = 0; b < CHUNK; b++)
-        p->b[b].m = h_to_float(m[b]);
+VEC_FN uint64_t load32x2(const uint8_t *from, size_t block) {
+    uint32_t w[2];
+    memcpy(&w[0], from, 4);
+    memcpy(&w[1], from + block, 4);
+    uint64_t v = w[0] | (uint64_t)w[1] << 32;
+    __asm__("" : "+r"(v)); /* as above */
+    return v;
+}
+
+/* The same for 32-bit words: v[half] holds blocks 0..3 and 4..7. */
+struct words {
+    _Alignas(64) uint32_t v[2][ROWS][4];
+};
+
+VEC_FN void gather_words(const uint8_t *const rows[ROWS], size_t off, size_t block, unsigned n, struct words *w) {
+    if (n < CHUNK)
+        memset(w, 0, sizeof *w);
+    for (unsigned r = 0; r < ROWS; r++) {
+        const uint8_t *from = rows[r] + off;
+        unsigned slot = r % 4 * (ROWS / 4) + r / 4;
+        if (n == CHUNK) {
+            for (int half = 0; half < 2; half++, from += 4 * block) {
+                uint64_t four[2] = { load32x2(from, block), load32x2(from + 2 * block, block) };
+                memcpy(w->v[half][slot], four, sizeof four);
+            }
+            continue;
+        }
+        for (unsigned b = 0; b < n; b++)
+            memcpy(&w->v[b / 4][slot][b % 4], from + b * block, 4);
+    }
+}
+
+/* out[b] lane r = the word of row r, block b. */
+VEC_FN void spread_words(const struct words *w, vec out[CHUNK]) {
+    for (int half = 0; half < 2; half++)
+        transpose4(v_load(w->v[half]), v_load(w->v[half][ROWS / 4]), v_load(w->v[half][ROWS / 2]),
+                   v_load(w->v[half][ROWS / 4 * 3]), out + 4 * half);
+}
+
+/* Words of d in the low and m in the high half. */
+VEC_FN void spread_d_m(const struct words *w, struct panel *p) {
+    vec v[CHUNK];
+    spread_words(w, v);
+    for (unsigned b = 0; b < CHUNK; b++) {
+        p->b[b].d = v_halfs(v[b]);
+        p->b[b].m = v_halfs(v_srl32(v[b], 16));
+    }
 }
 
 VEC_FN void split_nibbles(enum layout l, const uint8_t *const rows[ROWS], size_t off, vec code[8]) {
@@ -195,22 +240,16 @@ VEC_FN void unpack_q4_0(enum layout l, const uint8_t *const rows[ROWS], unsigned
 
 VEC_FN void unpack_q4_1(enum layout l, const uint8_t *const rows[ROWS], unsigned n, struct panel *p) {
     enum { SIZE = sizeof(struct block_q4_1) };
-    struct halfs d, m;
-    gather_halfs(rows, 0, SIZE, n, &d);
-    gather_halfs(rows, 2, SIZE, n, &m);
+    struct words d_m;
+    gather_words(rows, 0, SIZE, n, &d_m);
     for (unsigned b = 0; b < n; b++)
         split_nibbles(l, rows, b * SIZE + 4, p->b[b].code);
-    spread_d(&d, p);
-    spread_m(&m, p);
+    spread_d_m(&d_m, p);
 }
 
-/* Adds bit 4 of the codes; bit k of the 32-bit word at off is weight k's. */
-VEC_FN void fifth_bits(enum layout l, const uint8_t *const rows[ROWS], size_t off, vec code[8]) {
+/* Adds bit 4 of the codes; bit k of v's lane r is that of weight k of row r. */
+VEC_FN void fifth_bits(enum layout l, vec v, vec code[8]) {
     static const uint8_t bit_of_byte[16] = { 1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128 };
-    uint32_t h[ROWS];
-    for (unsigned r = 0; r < ROWS; r++)
-        memcpy(&h[r], rows[r] + off, 4);
-    vec v = v_load(h);
     if (l == LAYOUT_WORDS) /* the product copies bit k of a nibble to bit 4 of byte k */
         for (int j = 0; j < 8; j++, v = v_srl32(v, 4)) {
             vec bit = v_mul32(v_and(v, v_set1_32(15)), v_set1_32(0x02040810));
@@ -227,25 +266,30 @@ VEC_FN void fifth_bits(enum layout l, const uint8_t *const rows[ROWS], size_t of
 VEC_FN void unpack_q5_0(enum layout l, const uint8_t *const rows[ROWS], unsigned n, struct panel *p) {
     enum { SIZE = sizeof(struct block_q5_0) };
     struct halfs d;
+    struct words qh;
+    vec high[CHUNK];
+    gather_words(rows, 2, SIZE, n, &qh);
     gather_halfs(rows, 0, SIZE, n, &d);
+    spread_words(&qh, high);
     for (unsigned b = 0; b < n; b++) {
         split_nibbles(l, rows, b * SIZE + 6, p->b[b].code);
-        fifth_bits(l, rows, b * SIZE + 2, p->b[b].code);
+        fifth_bits(l, high[b], p->b[b].code);
     }
     spread_d(&d, p);
 }
 
 VEC_FN void unpack_q5_1(enum layout l, const uint8_t *const rows[ROWS], unsigned n, struct panel *p) {
     enum { SIZE = sizeof(struct block_q5_1) };
-    struct halfs d, m;
-    gather_halfs(rows, 0, SIZE, n, &d);
-    gather_halfs(rows, 2, SIZE, n, &m);
+    struct words d_m, qh;
+    vec high[CHUNK];
+    gather_words(rows, 4, SIZE, n, &qh);
+    gather_words(rows, 0, SIZE, n, &d_m);
+    spread_words(&qh, high);
     for (unsigned b = 0; b < n; b++) {
         split_nibbles(l, rows, b * SIZE + 8, p->b[b].code);
-        fifth_bits(l, rows, b * SIZE + 4, p->b[b].code);
+        fifth_bits(l, high[b], p->b[b].code);
     }
-    spread_d(&d, p);
-    spread_m(&m, p);
+    spread_d_m(&d_m, p);
 }
 
 VEC_FN void unpack_q8_0(enum layout l, const uint8_t *const rows[ROWS], unsigned n, struct panel *p) {
