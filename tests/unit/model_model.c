@@ -498,6 +498,17 @@ TEST(opens_the_logit_fixtures) {
     }
 }
 
+TEST(opens_every_format) {
+    struct model *m;
+    struct err e;
+    uint64_t seen = 0;
+    CHECKF(model_open(&m, "tests/data/logits/quants.gguf", &e) == 0, "%s", e.text);
+    for (uint64_t i = 0; i < gguf_n_tensors(model_gguf(m)); i++) seen |= 1ull << gguf_tensor(model_gguf(m), i)->dtype;
+    for (uint32_t id = 0; id < 64; id++) CHECKF(((seen >> id) & 1) == (dtype_info(id) != NULL), "type %u", id);
+    model_touch(m);
+    model_close(m);
+}
+
 static char *inspect(const char *path, struct err *e, int *rc) {
     char *text = NULL;
     size_t n = 0;
@@ -560,6 +571,7 @@ int main(void) {
     RUN(truncation_at_every_byte_of_the_head);
     RUN(failed_allocations_leak_nothing);
     RUN(opens_the_logit_fixtures);
+    RUN(opens_every_format);
     RUN(inspects_a_supported_file);
     RUN(inspects_an_unsupported_file);
     return test_failed_;
