@@ -190,6 +190,8 @@ static void split_stage(struct tok_run *r, int stage, const char *p, size_t n)
     for (size_t at = 0; at < n;) {
         int rc = pcre2_match(code, (PCRE2_SPTR)p, n, at, PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY, r->match, r->match_ctx);
         size_t from = n, to = n;
+        if (rc == PCRE2_ERROR_NOMEMORY)
+            r->status = ST_NOMEM;
         if (rc >= 0) {
             const PCRE2_SIZE *span = pcre2_get_ovector_pointer(r->match);
             from = span[0]; /* copied: the next stage uses the same match data */
