@@ -124,7 +124,8 @@ static double read_bandwidth(const uint8_t *p, size_t n_bytes) {
         double t = seconds();
         const uint64_t *q = (const uint64_t *)p;
         uint64_t s0 = 0, s1 = 0, s2 = 0, s3 = 0;
-        for (size_t i = 0; i < n_bytes / 8; i += 8) { /* two words of a line suffice to fetch it */
+        for (size_t i = 0; i < n_bytes / 8; i += 8) {
+            __builtin_prefetch(q + i + 512, 0, 2);
             s0 += q[i], s1 += q[i + 2], s2 += q[i + 4], s3 += q[i + 6];
         }
         sum += s0 + s1 + s2 + s3;

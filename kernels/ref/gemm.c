@@ -17,11 +17,15 @@ static const void *x_row(const struct kern_gemm *d, uint32_t t, size_t elem) {
     return (const char *)d->x + r * d->x_stride * elem;
 }
 
+static int32_t dot16(const int16_t *code, const int8_t *q) {
+    int32_t sum = 0;
+    for (int k = 0; k < 16; k++)
+        sum += code[k] * q[k];
+    return sum;
+}
+
 static float block_dot(const struct kern__block *w, const struct kern_q8 *x, bool has_min) {
-    int32_t dot[2] = { 0, 0 };
-    for (int k = 0; k < 32; k++)
-        dot[k / 16] += w->code[k] * x->q[k];
-    float isum = (float)(dot[0] * w->sc[0] + dot[1] * w->sc[1]);
+    float isum = (float)(dot16(w->code, x->q) * w->sc[0] + dot16(w->code + 16, x->q + 16) * w->sc[1]);
     return has_min ? fmaf(isum, w->d, w->m * (float)(x->sum[0] + x->sum[1])) : isum * w->d;
 }
 
