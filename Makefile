@@ -84,7 +84,7 @@ ISA = $(if $(filter %_avx512.c,$<),$(ISA_avx512),$(if $(filter %_avx2.c,$<),$(IS
 $(B)/%.o: %.c
 	@mkdir -p $(@D)
 	@echo "CC   $<"
-	$(Q)$(CC) $(CSTD) $(WARN) $(CFLAGS) $(if $(filter kernels/%,$<),-O3) $(ISA) $(SANF) $(PKG) $(LLHTTP_INC) -c -o $@ $<
+	$(Q)$(CC) $(CSTD) $(WARN) $(CFLAGS) $(if $(filter kernels/%,$<),$(if $(SAN),,-O3)) $(ISA) $(SANF) $(PKG) $(LLHTTP_INC) -c -o $@ $<
 
 $(B)/llhttp/%.o: $(LLHTTP_SRC_DIR)/%.c
 	@mkdir -p $(@D)
