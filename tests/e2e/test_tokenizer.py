@@ -137,13 +137,11 @@ def test_nfc(tmp):
 def test_demo(_tmp):
     """The demo model's own vocabulary, with its special tokens."""
     def case():
-        import gguf  # reads the file independently of moed
         if not os.path.exists(DEMO):
             raise Skip("models/SmolLM2-135M-Instruct.Q4_1.gguf is not here; tools/make_demo.py fetches it")
-        fields = gguf.GGUFReader(DEMO).fields
-        tokens = fields["tokenizer.ggml.tokens"].contents()
-        types = fields["tokenizer.ggml.token_type"].contents()
-        merges = [tuple(m.split(" ")) for m in fields["tokenizer.ggml.merges"].contents()]
+        keys = ref.read_gguf_keys(DEMO)
+        tokens, types = keys["tokenizer.ggml.tokens"], keys["tokenizer.ggml.token_type"]
+        merges = [tuple(m.split(" ")) for m in keys["tokenizer.ggml.merges"]]
         tokenizer = ref.set_family(ref.bpe_tokenizer({t: i for i, t in enumerate(tokens)}, merges), "smollm")
         specials = [t for t, kind in zip(tokens, types) if kind == ref.CONTROL]
         with Moed(DEMO) as moed:

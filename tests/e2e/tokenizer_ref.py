@@ -167,6 +167,25 @@ def write_gguf(path, tokens, types, **keys):
     return path
 
 
+def read_gguf_keys(path):
+    """The key-value part of a GGUF file as a dict."""
+    scalar = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+    with open(path, "rb") as f:
+        def read(code):
+            return struct.unpack("<" + code, f.read(struct.calcsize("<" + code)))
+
+        def value(kind):
+            if kind == STRING:
+                return f.read(read("Q")[0]).decode("utf-8", "surrogateescape")
+            if kind != ARRAY:
+                return read(scalar[kind])[0]
+            elem, n = read("IQ")
+            return [value(elem) for _ in range(n)] if elem in (STRING, ARRAY) else list(read(f"{n}{scalar[elem]}"))
+        magic, version, _, n_keys = read("4sIQQ")
+        assert magic == b"GGUF" and version in (2, 3)
+        return {value(STRING): value(read("I")[0]) for _ in range(n_keys)}
+
+
 # Vocabularies in PyPI packages; the wheels are fetched without their dependencies and checked.
 WHEELS = {
     "dashscope": ("2.0.2", "0602d1800f7433bdb7953560986eaf5146454ed3988636c0a91963ba24e74258"),
