@@ -26,7 +26,7 @@ struct tile {
 };
 
 /* Elements i .. i + n (n <= 8) of a K or V row, 0 beyond. There is no masked 16-bit load: short ones are copied. */
-KERN_INLINE __m256 load_kv(enum kern_kv_type type, const void *row, size_t i, uint32_t n) {
+KERN__TILE __m256 load_kv(enum kern_kv_type type, const void *row, size_t i, uint32_t n) {
     if (type == KERN_KV_F32)
         return n == 8 ? _mm256_loadu_ps((const float *)row + i) : _mm256_maskload_ps((const float *)row + i, kern__mask8(n));
     const uint16_t *src = (const uint16_t *)row + i;
@@ -37,11 +37,11 @@ KERN_INLINE __m256 load_kv(enum kern_kv_type type, const void *row, size_t i, ui
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
 }
 
-KERN_INLINE __m256 load_f32(const float *x, uint32_t n) {
+KERN__TILE __m256 load_f32(const float *x, uint32_t n) {
     return n == 8 ? _mm256_loadu_ps(x) : _mm256_maskload_ps(x, kern__mask8(n));
 }
 
-KERN_INLINE void store_f32(float *x, uint32_t n, __m256 v) {
+KERN__TILE void store_f32(float *x, uint32_t n, __m256 v) {
     if (n == 8)
         _mm256_storeu_ps(x, v);
     else
@@ -49,7 +49,7 @@ KERN_INLINE void store_f32(float *x, uint32_t n, __m256 v) {
 }
 
 /* Lanes 4 x + y of half x: (a0+a2)+(a1+a3) of input y. */
-KERN_INLINE __m256 sum_halves(__m256 a, __m256 b, __m256 c, __m256 d) {
+KERN__TILE __m256 sum_halves(__m256 a, __m256 b, __m256 c, __m256 d) {
     __m256 ab = _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
     __m256 cd = _mm256_add_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
     __m256d x = _mm256_castps_pd(ab), y = _mm256_castps_pd(cd);
@@ -57,13 +57,13 @@ KERN_INLINE __m256 sum_halves(__m256 a, __m256 b, __m256 c, __m256 d) {
 }
 
 /* Lane i of the result: the sum of all lanes of a[i]. */
-KERN_INLINE __m256 sum8x8(const __m256 *a) {
+KERN__TILE __m256 sum8x8(const __m256 *a) {
     __m256 p = sum_halves(a[0], a[1], a[2], a[3]), q = sum_halves(a[4], a[5], a[6], a[7]);
     return _mm256_add_ps(_mm256_permute2f128_ps(p, q, 0x20), _mm256_permute2f128_ps(p, q, 0x31));
 }
 
 /* acc [R][8/R] += q . k over elements i .. i + n */
-KERN_INLINE void dot_step(enum kern_kv_type type, const int R, const struct tile *t, const char *const *key, uint32_t i,
+KERN__TILE void dot_step(enum kern_kv_type type, const int R, const struct tile *t, const char *const *key, uint32_t i,
                           uint32_t n, __m256 *acc) {
     const int J = 8 / R;
     KERN__UNROLL
@@ -75,7 +75,7 @@ KERN_INLINE void dot_step(enum kern_kv_type type, const int R, const struct tile
 }
 
 /* Scores of keys j .. j + 8/R (the last key again where there are fewer) for R rows. */
-KERN_INLINE void score_keys(enum kern_kv_type type, const int R, const struct tile *t, uint32_t dim, uint32_t j) {
+KERN__TILE void score_keys(enum kern_kv_type type, const int R, const struct tile *t, uint32_t dim, uint32_t j) {
     const int J = 8 / R;
     size_t row_bytes = dim * kern__kv_elem_bytes(type);
     const char *key[8];
@@ -99,7 +99,7 @@ KERN_INLINE void score_keys(enum kern_kv_type type, const int R, const struct ti
 }
 
 /* Turns the scores p into exp(score * scale - max); returns what the row's past must be multiplied by. */
-KERN_INLINE float softmax_step(float *p, uint32_t n, float scale, float *max, float *sum) {
+KERN__TILE float softmax_step(float *p, uint32_t n, float scale, float *max, float *sum) {
     __m256 s[4], top = _mm256_set1_ps(-INFINITY), total = _mm256_setzero_ps();
     KERN__UNROLL
     for (int x = 0; x < 4; x++) {
@@ -123,7 +123,7 @@ KERN_INLINE float softmax_step(float *p, uint32_t n, float scale, float *max, fl
 }
 
 /* out[.., i .. i + 8 C) = out * keep + sum over keys p * v for R rows; n < 8 elements only with C = 1. */
-KERN_INLINE void add_values(enum kern_kv_type type, const int R, const int C, const struct tile *t, uint32_t dim,
+KERN__TILE void add_values(enum kern_kv_type type, const int R, const int C, const struct tile *t, uint32_t dim,
                             uint32_t i, uint32_t n) {
     size_t row_bytes = dim * kern__kv_elem_bytes(type);
     size_t step_bytes = 8 * (size_t)C * kern__kv_elem_bytes(type);
@@ -144,7 +144,7 @@ KERN_INLINE void add_values(enum kern_kv_type type, const int R, const int C, co
     for (int x = 0; x < R * C; x++) store_f32(t->out[x / C] + i + 8 * (x % C), n, acc[x]);
 }
 
-KERN_INLINE void fold_tile(enum kern_kv_type type, const int R, const struct kern__attn_block *b, struct tile *t,
+KERN__TILE void fold_tile(enum kern_kv_type type, const int R, const struct kern__attn_block *b, struct tile *t,
                            uint32_t row) {
     const uint32_t wide = R == 1 ? 64 : R == 2 ? 32 : 16; /* 8 accumulators */
     uint32_t dim_k = b->d->head_dim_k, dim_v = b->d->head_dim_v, i = 0;
@@ -161,7 +161,7 @@ KERN_INLINE void fold_tile(enum kern_kv_type type, const int R, const struct ker
     if (i < dim_v) add_values(type, R, 1, t, dim_v, i, dim_v - i);
 }
 
-KERN_INLINE void fold_block(enum kern_kv_type type, const struct kern__attn_block *b, const void *k, const void *v) {
+KERN__TILE void fold_block(enum kern_kv_type type, const struct kern__attn_block *b, const void *k, const void *v) {
     struct tile t = { .k = k, .v = v };
     for (uint32_t row = 0, n_rows; row < b->n_rows; row += n_rows) {
         n_rows = kern__attn_run(b, row, 4);
@@ -179,14 +179,14 @@ KERN_INLINE void fold_block(enum kern_kv_type type, const struct kern__attn_bloc
     }
 }
 
-KERN_INLINE void kv_to_f32(enum kern_kv_type type, const void *src, size_t n, float *dst) {
+KERN__TILE void kv_to_f32(enum kern_kv_type type, const void *src, size_t n, float *dst) {
     size_t i = 0;
     for (; i + 8 <= n; i += 8) _mm256_storeu_ps(dst + i, load_kv(type, src, i, 8));
     if (i < n) store_f32(dst + i, (uint32_t)(n - i), load_kv(type, src, i, (uint32_t)(n - i)));
 }
 
 /* Conversion is exact, so converting the block beforehand changes no bit; it pays from a few tiles on. */
-KERN_INLINE void fold_16bit(enum kern_kv_type type, const struct kern__attn_block *b) {
+KERN__TILE void fold_16bit(enum kern_kv_type type, const struct kern__attn_block *b) {
     enum { CONVERT_MIN_ROWS = 16 };
     if (b->n_rows < CONVERT_MIN_ROWS) {
         fold_block(type, b, b->k, b->v);

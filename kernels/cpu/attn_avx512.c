@@ -25,7 +25,7 @@ struct tile {
     uint32_t n;       /* keys */
 };
 
-KERN_INLINE __m512 load_kv(enum kern_kv_type type, const void *row, size_t i, __mmask16 m) {
+KERN__TILE __m512 load_kv(enum kern_kv_type type, const void *row, size_t i, __mmask16 m) {
     if (type == KERN_KV_F32) return _mm512_maskz_loadu_ps(m, (const float *)row + i);
     __m256i h = _mm256_maskz_loadu_epi16(m, (const uint16_t *)row + i);
     if (type == KERN_KV_F16) return _mm512_cvtph_ps(h);
@@ -33,7 +33,7 @@ KERN_INLINE __m512 load_kv(enum kern_kv_type type, const void *row, size_t i, __
 }
 
 /* Lanes 4 x + y of quarter x: (a0+a2)+(a1+a3) of input y. */
-KERN_INLINE __m512 sum_quarters(__m512 a, __m512 b, __m512 c, __m512 d) {
+KERN__TILE __m512 sum_quarters(__m512 a, __m512 b, __m512 c, __m512 d) {
     __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
     __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
     __m512d x = _mm512_castps_pd(ab), y = _mm512_castps_pd(cd);
@@ -41,7 +41,7 @@ KERN_INLINE __m512 sum_quarters(__m512 a, __m512 b, __m512 c, __m512 d) {
 }
 
 /* Lane i of the result: the sum of all lanes of a[i]. */
-KERN_INLINE __m512 sum16x16(const __m512 *a) {
+KERN__TILE __m512 sum16x16(const __m512 *a) {
     __m512 p = sum_quarters(a[0], a[1], a[2], a[3]), q = sum_quarters(a[4], a[5], a[6], a[7]);
     __m512 r = sum_quarters(a[8], a[9], a[10], a[11]), s = sum_quarters(a[12], a[13], a[14], a[15]);
     __m512 pq = _mm512_add_ps(_mm512_shuffle_f32x4(p, q, 0x44), _mm512_shuffle_f32x4(p, q, 0xEE));
@@ -50,7 +50,7 @@ KERN_INLINE __m512 sum16x16(const __m512 *a) {
 }
 
 /* acc [R][16/R] += q . k over the elements of mask m from i on */
-KERN_INLINE void dot_step(enum kern_kv_type type, const int R, const struct tile *t, const char *const *key, uint32_t i,
+KERN__TILE void dot_step(enum kern_kv_type type, const int R, const struct tile *t, const char *const *key, uint32_t i,
                           __mmask16 m, __m512 *acc) {
     const int J = 16 / R;
     __m512 q[4];
@@ -65,7 +65,7 @@ KERN_INLINE void dot_step(enum kern_kv_type type, const int R, const struct tile
 }
 
 /* Scores of keys j .. j + 16/R (the last key again where there are fewer) for R rows. */
-KERN_INLINE void score_keys(enum kern_kv_type type, const int R, const struct tile *t, uint32_t dim, uint32_t j) {
+KERN__TILE void score_keys(enum kern_kv_type type, const int R, const struct tile *t, uint32_t dim, uint32_t j) {
     const int J = 16 / R;
     size_t row_bytes = dim * kern__kv_elem_bytes(type);
     const char *key[16];
@@ -89,7 +89,7 @@ KERN_INLINE void score_keys(enum kern_kv_type type, const int R, const struct ti
 }
 
 /* Turns the scores p into exp(score * scale - max); returns what the row's past must be multiplied by. */
-KERN_INLINE float softmax_step(float *p, uint32_t n, float scale, float *max, float *sum) {
+KERN__TILE float softmax_step(float *p, uint32_t n, float scale, float *max, float *sum) {
     __mmask16 m0 = kern__mask16(n), m1 = n > 16 ? kern__mask16(n - 16) : 0;
     __m512 none = _mm512_set1_ps(-INFINITY), vs = _mm512_set1_ps(scale);
     __m512 s0 = _mm512_mask_mul_ps(none, m0, _mm512_loadu_ps(p), vs);
@@ -108,7 +108,7 @@ KERN_INLINE float softmax_step(float *p, uint32_t n, float scale, float *max, fl
 }
 
 /* out[.., i .. i + 16 C) = out * keep + sum over keys p * v for R rows; m masks every vector's lanes. */
-KERN_INLINE void add_values(enum kern_kv_type type, const int R, const int C, const struct tile *t, uint32_t dim,
+KERN__TILE void add_values(enum kern_kv_type type, const int R, const int C, const struct tile *t, uint32_t dim,
                             uint32_t i, __mmask16 m) {
     size_t row_bytes = dim * kern__kv_elem_bytes(type);
     size_t step_bytes = 16 * (size_t)C * kern__kv_elem_bytes(type);
@@ -131,7 +131,7 @@ KERN_INLINE void add_values(enum kern_kv_type type, const int R, const int C, co
     for (int x = 0; x < R * C; x++) _mm512_mask_storeu_ps(t->out[x / C] + i + 16 * (x % C), m, acc[x]);
 }
 
-KERN_INLINE void fold_tile(enum kern_kv_type type, const int R, const struct kern__attn_block *b, struct tile *t,
+KERN__TILE void fold_tile(enum kern_kv_type type, const int R, const struct kern__attn_block *b, struct tile *t,
                            uint32_t row) {
     uint32_t dim_k = b->d->head_dim_k, dim_v = b->d->head_dim_v, i = 0;
     for (int r = 0; r < R; r++) {
@@ -149,7 +149,7 @@ KERN_INLINE void fold_tile(enum kern_kv_type type, const int R, const struct ker
     if (i < dim_v) add_values(type, R, 1, t, dim_v, i, kern__mask16(dim_v - i));
 }
 
-KERN_INLINE void fold_block(enum kern_kv_type type, const struct kern__attn_block *b, const void *k, const void *v) {
+KERN__TILE void fold_block(enum kern_kv_type type, const struct kern__attn_block *b, const void *k, const void *v) {
     struct tile t = { .k = k, .v = v };
     for (uint32_t row = 0, n_rows; row < b->n_rows; row += n_rows) {
         n_rows = kern__attn_run(b, row, 4);
@@ -167,7 +167,7 @@ KERN_INLINE void fold_block(enum kern_kv_type type, const struct kern__attn_bloc
     }
 }
 
-KERN_INLINE void kv_to_f32(enum kern_kv_type type, const void *src, size_t n, float *dst) {
+KERN__TILE void kv_to_f32(enum kern_kv_type type, const void *src, size_t n, float *dst) {
     for (size_t i = 0; i < n; i += 16) {
         __mmask16 m = kern__mask16(n - i);
         _mm512_mask_storeu_ps(dst + i, m, load_kv(type, src, i, m));
@@ -175,7 +175,7 @@ KERN_INLINE void kv_to_f32(enum kern_kv_type type, const void *src, size_t n, fl
 }
 
 /* Conversion is exact, so converting the block beforehand changes no bit; it pays from a few tiles on. */
-KERN_INLINE void fold_16bit(enum kern_kv_type type, const struct kern__attn_block *b) {
+KERN__TILE void fold_16bit(enum kern_kv_type type, const struct kern__attn_block *b) {
     enum { CONVERT_MIN_ROWS = 16 };
     if (b->n_rows < CONVERT_MIN_ROWS) {
         fold_block(type, b, b->k, b->v);
