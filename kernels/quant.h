@@ -23,7 +23,8 @@ struct kern_q8 {
  * fault stays visible in the output. Every level gives the same bits. */
 typedef void (*kern_quantize_fn)(const float *x, size_t n, struct kern_q8 *out);
 
-/* One row of n weights to float; n is a multiple of the format's block. Bit-exact with `dequantize` of the `gguf` package. */
+/* One row of n weights to float; n is a multiple of the format's block. The bits are those that `dequantize` of the
+ * `gguf` package gives. */
 void kern_dequant_row(enum dtype dtype, const void *row, size_t n, float *out);
 
 float kern_f16_to_f32(uint16_t h);

@@ -9,13 +9,16 @@
  * One lane does all operations of one (row, token) in block order, as in ref/gemm.c: neither the tile nor the
  * slice nor the chunk can change a bit. Between chunks the sums wait in y, which is exact.
  *
- * To be defined before: ROWS, TILE, vec, vecf (vector of int / of float), VEC_FN (inline function of this level) and
- *   v_load4(rows, off, i)   bytes off .. off+15 of row 4L + i in 128-bit lane L
- *   v_load, v_set1_8, v_set1_32, v_and, v_or, v_xor, v_add32, v_mul32, v_srl16/v_sll16/v_srl32/v_sll32/v_sra32,
- *   v_unpack{lo,hi}{32,64}, v_table (128-bit table per lane), v_to_float, v_halfs (low 16 bits of lanes as f16),
- *   v_halfs_at (ROWS consecutive f16), vf_mul, vf_sub_from_zero, CODE_BYTE_BIAS
- *   tile_run(kind, n, tile)  the multiplication of n <= TILE tokens, defined after this file
- *   LINES_TOKENS             up to how many tokens LAYOUT_LINES is the faster one */
+ * To be defined before: VEC_FN (inline function of this level), ROWS, TILE (tokens at a time), LINES_TOKENS (up to how
+ * many tokens LAYOUT_LINES is the faster one), CODE_BYTE_BIAS, the types vec (of int), vecf (of ROWS float), hvec (of ROWS
+ * 16-bit numbers), and
+ *   v_load4(rows, off, i)  bytes off .. off+15 of row 4L + i in 128-bit lane L
+ *   v_load v_dup128 v_set1_{8,32} v_and v_or v_xor v_add32 v_mul{16,32} v_s{rl,ll}{16,32} v_sra32, and v_unpack{lo,hi}N:
+ *                          what the instructions of that name do, within 128-bit lanes
+ *   v_table                looks bytes up in a table of 16 per lane;  v_16_where(a, bits): 16 in bytes where a & bits
+ *   v_halfs                low 16 bits of each lane as f16;  v_halfs_at: ROWS f16 in memory;  h_to_float: of an hvec
+ *   v_split_pairs(v, out)  the even and the odd 64-bit words of v;  v_e8m0: kern__e8m0_half per lane
+ * To be defined after: tile_run(kind, n, tile), the multiplication of n <= TILE tokens. */
 #ifndef MOED_KERNELS_CPU_GEMM_PANEL_H
 #define MOED_KERNELS_CPU_GEMM_PANEL_H
 
@@ -24,8 +27,8 @@
 #include "kernels/internal.h"
 
 enum {
-    CHUNK = 8,          /* blocks of 32: one super-block of the K formats                                    */
-    TOKEN_GROUP = 128,  /* tokens per pass over the rows: their activations (5 MB / 128 at n_in 32k) stay in L2 */
+    CHUNK = 8,         /* blocks of 32: one super-block of the K formats                               */
+    TOKEN_GROUP = 128, /* tokens per pass over the rows: 327 KB of activations at n_in 2048 stay in L2 */
 };
 
 /* How codes become a dot product. */
@@ -64,17 +67,17 @@ struct tile {
     bool first;                          /* start from zero, else continue from y      */
     const struct kern_q8 *x[TILE];
     float *y[TILE];
-    const uint8_t *ahead;                /* weights that come next ...                  */
-    uint32_t ahead_lines;                /* ... cache lines to ask for per block, or 0  */
+    uintptr_t ahead;                     /* address of the weights that come next ...  */
+    uint32_t ahead_lines;                /* ... cache lines to ask for per block, or 0 */
 };
 
 /* Asks for the next rows while these are worked on, a few lines per block, into L2. From DRAM this more than doubles
  * the speed of decoding; all lines of a chunk at once would stall (Q8_0: 17 instead of 20 GB/s). It runs past the slice,
  * since the next slice is most likely next, on this core or one that shares its L3. */
 VEC_FN void prefetch_ahead(const struct tile *t, unsigned block) {
-    const uint8_t *p = t->ahead + (size_t)block * t->ahead_lines * 64;
-    for (uint32_t i = 0; i < t->ahead_lines; i++)
-        __builtin_prefetch(p + i * 64, 0, 2);
+    uintptr_t p = t->ahead + (uintptr_t)block * t->ahead_lines * 64;
+    for (uint32_t i = 0; i < t->ahead_lines; i++, p += 64)
+        __builtin_prefetch((const void *)p, 0, 2);
 }
 
 /* rows[r] = where the chunk starts in row r; n = blocks of 32 in the chunk. */
@@ -476,7 +479,8 @@ static const struct format *format_of(enum dtype dtype) {
         [DTYPE_Q4_K] = { { unpack_q4_k_words, unpack_q4_k_lines }, KIND_MIN, 0, sizeof(struct block_q4_k) },
         [DTYPE_Q5_K] = { { unpack_q5_k_words, unpack_q5_k_lines }, KIND_MIN, 0, sizeof(struct block_q5_k) },
         [DTYPE_Q6_K] = { { unpack_q6_k_words, unpack_q6_k_lines }, KIND_SIX, 32, sizeof(struct block_q6_k) },
-        [DTYPE_IQ4_NL] = { { unpack_iq4_nl_words, unpack_iq4_nl_lines }, KIND_BYTE, 128, CHUNK * sizeof(struct block_iq4_nl) },
+        [DTYPE_IQ4_NL] = { { unpack_iq4_nl_words, unpack_iq4_nl_lines }, KIND_BYTE, 128,
+                           CHUNK * sizeof(struct block_iq4_nl) },
         [DTYPE_IQ4_XS] = { { unpack_iq4_xs_words, unpack_iq4_xs_lines }, KIND_BYTE, 128, sizeof(struct block_iq4_xs) },
         [DTYPE_MXFP4] = { { unpack_mxfp4_words, unpack_mxfp4_lines }, KIND_BIAS, 12, CHUNK * sizeof(struct block_mxfp4) },
     };
@@ -496,7 +500,7 @@ static void chunk_multiply(const struct kern_gemm *d, const struct format *f, st
             tile->y[i] = d->y + (size_t)(t + i) * d->y_stride + row;
         }
         tile_run(f->kind, n, tile);
-        tile->ahead_lines = 0; /* once is enough */
+        tile->ahead_lines = 0; /* the first tile has asked */
     }
 }
 
@@ -511,16 +515,16 @@ static void strip_multiply(const struct kern_gemm *d, const struct format *f, ui
         rows[r] = w + (r < tile.n_rows ? r : tile.n_rows - 1) * d->row_bytes;
     uint32_t left = d->n_out - row - tile.n_rows, next = left < ROWS ? left : ROWS;
     uint32_t n_blocks = d->n_in / 32, n_chunks = (n_blocks + CHUNK - 1) / CHUNK;
-    tile.ahead = w + tile.n_rows * d->row_bytes;
+    tile.ahead = (uintptr_t)w + tile.n_rows * d->row_bytes;
     uint32_t ahead_lines = n_blocks ? (uint32_t)((next * d->row_bytes / 64 + n_blocks - 1) / n_blocks) : 0;
     for (uint32_t c = 0; c < n_chunks; c++) {
         tile.n_blocks = n_blocks - c * CHUNK < CHUNK ? n_blocks - c * CHUNK : CHUNK;
         tile.first = c == 0;
         tile.ahead_lines = ahead_lines;
+        for (uint32_t r = 0; r < ROWS; r++)
+            rows[r] += c ? f->chunk_bytes : 0;
         f->unpack[tile.layout](rows, tile.n_blocks, &panel);
         chunk_multiply(d, f, &tile, c * CHUNK, row, t0, t1);
-        for (uint32_t r = 0; r < ROWS; r++)
-            rows[r] += f->chunk_bytes;
         tile.ahead += (size_t)ahead_lines * 64 * CHUNK;
     }
 }

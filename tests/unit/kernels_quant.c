@@ -104,7 +104,8 @@ static uint32_t nearest(double v, uint32_t lo, double f_lo, double f_hi) {
 
 TEST(f16_rounds_to_nearest_even) {
     for (uint32_t h = 0; h < 0x7c00; h++) {
-        double a = (double)kern_f16_to_f32((uint16_t)h), b = h == 0x7bff ? 65536.0 : (double)kern_f16_to_f32((uint16_t)(h + 1));
+        double a = (double)kern_f16_to_f32((uint16_t)h);
+        double b = h == 0x7bff ? 65536.0 : (double)kern_f16_to_f32((uint16_t)(h + 1));
         for (int i = 0; i < 9; i++) {
             float mid = (float)((a + b) / 2); /* exact in f32 */
             float f = i < 3 ? float_of(bits_of(mid) + (uint32_t)i - 1) : (float)(a + (b - a) * (rng() & 0xffff) / 65536.0);
