@@ -19,6 +19,8 @@ static const struct eog_name {
     {"<|end|>", true},               /* Phi */
     {"<|return|>", true},            /* gpt-oss */
     {"<|call|>", true},              /* gpt-oss */
+    {"<|flush|>", true},             /* Solar Open */
+    {"<|calls|>", true},             /* Solar Open */
     {"<|endoftext|>", true},         /* GPT-2 and many after it */
     {"<|end_of_text|>", true},       /* Granite */
     {"<end_of_turn>", true},         /* Gemma */
@@ -27,6 +29,13 @@ static const struct eog_name {
     {"<|fim_pad|>", true},           /* Qwen: the end of an infill, as are the next two */
     {"<|repo_name|>", true},
     {"<|file_sep|>", true},
+    {"<fim_pad>", false},            /* StarCoder, Granite, SmolLM, ...: the same in their spelling */
+    {"<fim-pad>", false},
+    {"<PAD>", false},
+    {"[PAD]", false},
+    {"<reponame>", false},
+    {"<fim-repo>", false},
+    {"<REPO>", false},
     {"[EOT]", false},                /* Kimi */
     {"[EOS]", false},                /* Kimi */
     {"[e~[", false},                 /* MiniMax */
@@ -86,10 +95,10 @@ void tokenizer__eog_mark(struct tokenizer *t, const struct gguf *g)
         mark_id(t, id);
         if (strcmp(name->name, "<|end|>") == 0)
             end = id;
-        has_return |= strcmp(name->name, "<|return|>") == 0;
-        has_call |= strcmp(name->name, "<|call|>") == 0;
+        has_return |= strcmp(name->name, "<|return|>") == 0 || strcmp(name->name, "<|flush|>") == 0;
+        has_call |= strcmp(name->name, "<|call|>") == 0 || strcmp(name->name, "<|calls|>") == 0;
     }
-    /* gpt-oss: <|end|> only closes a message; the turn goes on until <|return|> or <|call|>. */
+    /* gpt-oss, Solar: <|end|> only closes a message; the turn goes on until one of the others. */
     if (end >= 0 && has_return && has_call)
         t->flags[end] &= (uint8_t)~TOKF_EOG;
     mark_id(t, t->eos);

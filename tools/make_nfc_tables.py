@@ -4,8 +4,8 @@
 
     python3 tools/make_nfc_tables.py > model/tokenizer_nfc_tables.h
 
-Normalisation of assigned characters never changes between Unicode versions, so any recent Python serves; the
-committed table is from Unicode 14 (Python 3.11), the version of the oldest PCRE2 the project builds with.
+Normalisation of assigned characters never changes between Unicode versions; the committed table is from Unicode 14
+(Python 3.11), the version of the oldest PCRE2 the project builds with.
 Hangul syllables are computed, not listed."""
 import sys
 import unicodedata as u
