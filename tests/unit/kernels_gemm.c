@@ -247,12 +247,15 @@ static void add_error(struct errors *e, double err, double truth) {
     e->n++;
 }
 
-/* Bounds, for one output y = sum over n_in of w x, S = sum |w x| with quantised x for the first:
- *   rounding: each block adds at most 4 roundings (conversion of the dot is exact below 2^24; d * dot, m * sum and
- *     their sum, the final fma) of quantities <= 4 S_min, S_min = sum of |codes d q| + |m q|, then n_blocks
- *     accumulations of a partial sum <= S_min: (n_blocks + 4) 2^-24 S_min. For float weights 16 lanes of
- *     n_in / 16 fmas (rounded up) and 4 additions: (n_in / 16 + 5) 2^-24 S.
- *   activations: |x - d q| <= d / 2 (1 + 2^-20), so |error| <= sum over blocks of d / 2 * sum |w|. */
+/* Bounds, for one output y = sum over n_in of w x, with u = 2^-24:
+ *   rounding, quantised weights: let S = sum of (|codes d| + |m|) |d q|. The dot of a block converts to float exactly
+ *     (Q6_K's largest is 16.6 M < 2^24). A block rounds m * sum and the fma with it: 2 u of its part of S. Adding it to
+ *     the sum so far rounds once more: n_blocks u S in all. The truth's own w is rounded twice. (n_blocks + 4) u S.
+ *   rounding, float weights, S = sum |w x|: 16 lanes of ceil(n_in / 16) fmas, then 4 additions: (n_in / 16 + 5) u S.
+ *   activations: q = x (127 / max) rounded: two float roundings of at most 127, one more in d, so |x - d q| is at most
+ *     d (1/2 + 3 * 127 u) < d (1/2 + 2^-15), and the error of y at most the sum over blocks of that times sum |w|. */
+#define HALF_STEP (0.5 + 0x1p-15)
+
 static void row_truth(const struct problem *p, const float *w, uint32_t t, double out[4]) {
     size_t from = p->gather ? (size_t)p->gather[t] : t;
     const float *x = p->x + from * p->d.n_in;
@@ -262,12 +265,13 @@ static void row_truth(const struct problem *p, const float *w, uint32_t t, doubl
         double xq = q ? (double)q[k / 32].d * q[k / 32].q[k % 32] : (double)x[k];
         out[0] += (double)w[k] * x[k];                                               /* truth                */
         out[1] += (double)w[k] * xq;                                                 /* with rounded x       */
-        out[2] += q ? (double)q[k / 32].d * 0.5 * (1 + 0x1p-20) * fabs(w[k]) : 0;    /* bound: activations   */
-        out[3] += fabs(w[k] * xq);                                                   /* S                    */
+        out[2] += q ? (double)q[k / 32].d * HALF_STEP * fabs(w[k]) : 0;              /* bound: activations   */
+        out[3] += fabs(w[k] * xq);                                                   /* S of float weights   */
     }
 }
 
-static double s_min(const struct problem *p, uint32_t r, uint32_t t) {
+/* S of quantised weights. */
+static double s_quant(const struct problem *p, uint32_t r, uint32_t t) {
     size_t from = p->gather ? (size_t)p->gather[t] : t;
     const struct kern_q8 *q = (const struct kern_q8 *)p->x_mem + from * p->d.x_stride;
     double s = 0;
@@ -295,7 +299,7 @@ static void case_truth(const char *test_name_, const struct format *f, enum kern
         for (uint32_t t = 0; t < p.d.n_tokens; t++) {
             double v[4], got = (double)y[t * p.d.n_out + r];
             row_truth(&p, w, t, v);
-            double bound = p.x_mem ? (p.d.n_in / 32 + 4) * 0x1p-24 * s_min(&p, r, t)
+            double bound = p.x_mem ? (p.d.n_in / 32 + 4) * 0x1p-24 * s_quant(&p, r, t)
                                    : (p.d.n_in / 16 + 6) * 0x1p-24 * v[3];
             double rounded = fabs(got - v[1]), all = fabs(got - v[0]);
             CHECKF(rounded <= bound, "row %u token %u: rounding error %g over bound %g", r, t, rounded, bound);
@@ -348,7 +352,7 @@ static void case_quantize(const char *test_name_, const struct format *f, enum k
                 finite &= isfinite(v) != 0;
                 sum[k / 16] += got[b].q[k];
                 if (isfinite(got[b].d) && got[b].d > 0)
-                    CHECKF(fabs((double)v - (double)got[b].d * got[b].q[k]) <= (double)got[b].d * 0.5 * (1 + 0x1p-15),
+                    CHECKF(fabs((double)v - (double)got[b].d * got[b].q[k]) <= (double)got[b].d * HALF_STEP,
                            "trial %d: %g became %g * %d", trial, (double)v, (double)got[b].d, got[b].q[k]);
             }
             CHECK(sum[0] == got[b].sum[0] && sum[1] == got[b].sum[1]);
