@@ -130,7 +130,7 @@ static struct world random_world(uint64_t *s, int round) {
 static void level_truth(const char *test_name_, enum kern_level level) {
     OPS_OR_SKIP(ops, level);
     uint64_t s = 21;
-    for (int round = 0; round < 70; round++) {
+    for (int round = 0; round < 56; round++) {
         struct world w = random_world(&s, round);
         world_make(&w, &s);
         CHECK(kern_attn_scratch_floats(&w.d) + 1 < sizeof scratch_ / sizeof *scratch_);
@@ -151,7 +151,7 @@ static void level_truth(const char *test_name_, enum kern_level level) {
 static void level_invariance(const char *test_name_, enum kern_level level) {
     OPS_OR_SKIP(ops, level);
     uint64_t s = 22;
-    for (int round = 0; round < 60; round++) {
+    for (int round = 0; round < 42; round++) {
         struct world w = random_world(&s, round);
         world_make(&w, &s);
         memset(w.out, 0, w.n_pos * w.d.out_stride * sizeof(float)); /* gaps between rows must compare equal */
