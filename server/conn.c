@@ -30,6 +30,10 @@ size_t conn__unsent(const struct conn *c) {
     return uv_stream_get_write_queue_size((const uv_stream_t *)&c->tcp);
 }
 
+bool conn__is_idle(const struct conn *c) {
+    return c->state == CONN_IDLE && c->ahead.len == 0 && conn__unsent(c) == 0;
+}
+
 static void set_state(struct conn *c, enum conn_state state) {
     c->state = state;
     c->since_ms = conn__now(c);
@@ -359,18 +363,21 @@ static bool body_too_slow(const struct conn *c, uint64_t now_ms) {
            (total_ms > grace_ms && c->body_bytes * 1000 < total_ms * LIMIT_BODY_MIN_RATE);
 }
 
-/* With reading stopped no read reports the FIN, so ask the socket. */
-static bool peer_closed(const struct conn *c) {
+static bool polls(const struct conn *c, short events) {
     uv_os_fd_t fd;
     if (uv_fileno((const uv_handle_t *)&c->tcp, &fd) != 0)
         return true;
-    struct pollfd p = {.fd = fd, .events = POLLRDHUP};
+    struct pollfd p = {.fd = fd, .events = events};
     return poll(&p, 1, 0) > 0;
+}
+
+bool conn__has_input(const struct conn *c) {
+    return polls(c, POLLIN);
 }
 
 static void tick_busy(struct conn *c, uint64_t now_ms) {
     uint32_t ping_ms = c->server->opts->config->sse_ping_ms;
-    if (c->paused && !c->eof && peer_closed(c)) {
+    if (c->paused && !c->eof && polls(c, POLLRDHUP)) { /* with reading stopped no read reports the FIN */
         conn__drop(c, false);
     } else if (c->box->x.streaming && ping_ms != 0 && now_ms - c->write_ms >= ping_ms) {
         static const char chunk[] = "8\r\n: ping\n\n\r\n", plain[] = ": ping\n\n";

@@ -22,9 +22,8 @@
 
 static struct conn *longest_idle(const struct listener *l) {
     struct conn *oldest = NULL;
-    for (struct conn *c = l->conns; c != NULL; c = c->next) {
-        if (c->state == CONN_IDLE && c->ahead.len == 0 && conn__unsent(c) == 0 && (oldest == NULL || c->since_ms < oldest->since_ms))
-            oldest = c;
+    for (struct conn *c = l->conns; c != NULL; c = c->next) { /* newest first, so a tie goes to the older one */
+        if (conn__is_idle(c) && (oldest == NULL || c->since_ms <= oldest->since_ms)) oldest = c;
     }
     return oldest;
 }
@@ -38,7 +37,7 @@ static void try_accept(struct server *s) {
     }
     l->accept_paused = true;
     struct conn *idle = longest_idle(l);
-    if (idle != NULL) {
+    if (idle != NULL && !conn__has_input(idle)) { /* with input it is about to be busy, and is closed after its answer */
         s->http_stats->n_evicted++;
         conn__drop(idle, false);
     }
@@ -134,6 +133,7 @@ static void on_tick(uv_timer_t *timer) {
         next = c->next;
         conn__tick(c, now_ms);
     }
+    if (l->accept_paused) try_accept(s);
     if (s->draining || s->failed) server__check_done(s);
     else if (l->conns == NULL) uv_timer_stop(timer);
 }
@@ -146,7 +146,7 @@ void listener__tick_start(struct server *s) {
 void listener__close_idle(struct server *s) {
     for (struct conn *c = s->listener->conns, *next; c != NULL; c = next) {
         next = c->next;
-        if (c->state == CONN_IDLE && c->ahead.len == 0 && conn__unsent(c) == 0) conn__drop(c, false);
+        if (conn__is_idle(c)) conn__drop(c, false);
     }
 }
 

@@ -35,7 +35,7 @@ struct conn {
     struct buf ahead;          /* bytes read past the current request                           */
     struct exchange_box *box;  /* in flight (CONN_BUSY)                                         */
     bool in_process, paused;   /* inside conn__process; reading stopped                         */
-    bool eof, shutdown_done, sent_any;  
+    bool eof, shutdown_done, sent_any;
     uint64_t since_ms;         /* when `state` was entered                                      */
     uint64_t read_ms;          /* last byte from the client                                     */
     uint64_t body_start_ms, body_bytes;
@@ -125,6 +125,8 @@ void conn__drop(struct conn *c, bool reset);          /* close now; an exchange 
 void conn__exchange_done(struct conn *c, bool keep_alive);
 int conn__write(struct conn *c, const uv_buf_t *bufs, unsigned n_bufs); /* copies what cannot be sent at once */
 size_t conn__unsent(const struct conn *c);
+bool conn__is_idle(const struct conn *c);             /* between requests, everything sent          */
+bool conn__has_input(const struct conn *c);           /* bytes or a FIN wait in the socket          */
 uint64_t conn__now(const struct conn *c);
 
 /* ---- exchange.c ---- */
