@@ -46,7 +46,7 @@ def check(ok, why=""):
 
 
 class Server:
-    """A server process of this build. stop() sends SIGTERM and checks the exit status."""
+    """A server process of this build. stop() sends SIGTERM, unless told it was, and checks the exit status."""
 
     def __init__(self, argv, wait_s=60):
         self.log = open(os.path.join("/tmp", f"moed-test-{os.getpid()}-{random.randrange(1 << 30)}.log"), "w+")
@@ -97,8 +97,8 @@ class Server:
         sys.stderr.write(self.stderr()[-4000:])
         self.cleanup()
 
-    def stop(self, want=0, wait_s=60):
-        if self.process.poll() is None:
+    def stop(self, want=0, wait_s=60, signalled=False):
+        if not signalled and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
             rc = self.process.wait(wait_s)

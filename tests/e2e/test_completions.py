@@ -329,7 +329,7 @@ def drain_finishes_streams():
     status, _, body = read_response(sock)
     check(status == 200 and len(parse_events(body)) >= 1, body[-200:])
     check(join_stream(parse_events(body))[0]["finish_reason"] == "length", "the stream was cut")
-    s.stop()
+    s.stop(signalled=True)
 
 
 def engine_failure_before_the_first_token():
@@ -400,7 +400,7 @@ def second_signal_cuts_short():
         t.join()
     check(out[0] and out[0][0] == 503 and json.loads(out[0][2])["error"]["code"] == "shutting_down", out[0])
     check(out[1] and out[1][0] == 200 and parse_events(out[1][2])[-1]["error"]["code"] == "shutting_down", out[1])
-    s.stop(want=1)
+    s.stop(want=1, signalled=True)
 
 
 sys.exit(run_cases(

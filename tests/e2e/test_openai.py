@@ -176,7 +176,7 @@ def draining_raises_503():
     except (openai.InternalServerError, openai.APIConnectionError) as e:
         check(isinstance(e, openai.APIConnectionError) or e.status_code == 503, e)
     check([x.choices[0].finish_reason for x in stream][-1] == "length", "the stream was cut")
-    s.stop()
+    s.stop(signalled=True)
 
 
 def closing_a_stream_cancels():
