@@ -2,7 +2,9 @@
  *
  * Token choice from one row of logits. Pure: the random number is a function of (seed, counter), so a request's
  * samples do not depend on what else is in the batch. Order of steps: logit bias, mask, penalties, then
- * temperature 0 -> argmax (ties to the lower id), else top-k, temperature, top-p, min-p, draw. */
+ * temperature 0 -> argmax (ties to the lower id), else top-k, temperature, top-p, min-p, draw.
+ * NaN and -inf logits are never chosen. When that leaves nothing: the lowest id of the mask, or without a mask the
+ * argmax of the raw logits, or 0. Ids outside [0, n_vocab) in bias and history are ignored. */
 #ifndef MOED_KERNELS_SAMPLE_H
 #define MOED_KERNELS_SAMPLE_H
 
@@ -33,12 +35,13 @@ struct kern_top { int32_t id; float logprob; };
 
 struct kern_sampled {
     int32_t id;
-    float logprob;             /* of id under softmax of the raw logits (temperature 1, no filters) */
+    float logprob;             /* of id under softmax of the raw logits (temperature 1, no filters); -INFINITY when
+                                  its logit is NaN or -inf; 0 when no logprobs were asked for */
     int32_t n_top;
     struct kern_top top[KERN_MAX_TOP_LOGPROBS]; /* raw distribution, by falling logprob, ties to the lower id */
 };
 
-size_t kern_sample_workspace(uint32_t n_vocab); /* bytes of `work` */
+size_t kern_sample_workspace(uint32_t n_vocab); /* bytes of `work`, which must be 8-byte aligned; nothing is kept in it */
 
 /* logits [n_vocab] is overwritten. history [n_history] = prompt then output; output starts at n_prompt.
  * counter = index of the token being drawn. */

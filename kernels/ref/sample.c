@@ -57,15 +57,26 @@ static double uniform01(uint64_t seed, uint64_t counter) {
 
 /* ---- largest values ---- */
 
+/* First i >= start with x[i] > bar, n when there is none. Whole blocks are dismissed at vector speed. */
+static uint32_t next_above(const float *x, uint32_t start, uint32_t n, float bar) {
+    enum { BLOCK = 64 };
+    uint32_t i = start;
+    for (; i + BLOCK <= n; i += BLOCK) {
+        int any = 0;
+        for (uint32_t j = 0; j < BLOCK; j++) any |= x[i + j] > bar;
+        if (any) break;
+    }
+    while (i < n && !(x[i] > bar)) i++;
+    return i;
+}
+
 /* Id of the largest logit, the lowest among equals, NaN and -inf never; -1 when nothing is left. */
 static int32_t argmax(const float *x, uint32_t n) {
     float best = -INFINITY;
     int32_t id = -1;
-    for (uint32_t i = 0; i < n; i++) {
-        if (x[i] > best) {
-            best = x[i];
-            id = (int32_t)i;
-        }
+    for (uint32_t i = 0; (i = next_above(x, i, n, best)) < n; i++) {
+        best = x[i];
+        id = (int32_t)i;
     }
     return id;
 }
@@ -75,8 +86,8 @@ static int32_t argmax(const float *x, uint32_t n) {
 static int32_t best_ids(const float *x, uint32_t n, int32_t n_top, struct kern_top *top) {
     int32_t n_have = 0;
     float bar = -INFINITY; /* what a logit must beat to enter */
-    for (uint32_t i = 0; i < n && n_top > 0; i++) {
-        if (!(x[i] > bar)) continue;
+    if (n_top <= 0) return 0;
+    for (uint32_t i = 0; (i = next_above(x, i, n, bar)) < n; i++) {
         int32_t at = n_have < n_top ? n_have++ : n_top - 1;
         for (; at > 0 && x[i] > top[at - 1].logprob; at--) top[at] = top[at - 1];
         top[at] = (struct kern_top){ .id = (int32_t)i, .logprob = x[i] };
@@ -96,6 +107,13 @@ static void below_max(const float *x, uint32_t n, float max, float *y) {
         for (uint32_t i = 0; i < n; i++) y[i] = x[i] - max;
 }
 
+/* Four partial sums: as exact, and not bound by the latency of one chain of additions. */
+static double sum_of(const float *x, uint32_t n) {
+    double part[4] = { 0 };
+    for (uint32_t i = 0; i < n; i++) part[i % 4] += (double)x[i];
+    return (part[0] + part[1]) + (part[2] + part[3]);
+}
+
 /* log(sum exp(x - max)), NaN skipped. Error: 2e-7, that of fast_exp in the sum. */
 static double log_sum_exp(const float *x, uint32_t n, float max) {
     enum { CHUNK = 512 };
@@ -106,9 +124,7 @@ static double log_sum_exp(const float *x, uint32_t n, float max) {
         below_max(x + i, m, max, e);
         for (uint32_t j = 0; j < m; j++) e[j] = e[j] == e[j] ? e[j] : -INFINITY;
         for (uint32_t j = 0; j < m; j++) e[j] = kern__fast_exp(e[j]);
-        double part[4] = { 0 };
-        for (uint32_t j = 0; j < m; j++) part[j % 4] += (double)e[j];
-        sum += (part[0] + part[1]) + (part[2] + part[3]);
+        sum += sum_of(e, m);
     }
     return log(sum);
 }
@@ -194,53 +210,14 @@ static uint32_t order_key(float x) {
     return v.u >> 31 ? v.u : ~v.u & 0x7FFFFFFF;
 }
 
-/* Candidates with key < `key`, and the first n_ties (by id) of those with key == `key`, are kept. */
-struct cut {
-    uint32_t key;
-    uint32_t n_ties;
-};
-
-/* Radix selection, most significant digit first: finds the digit whose bin holds the `amount`-th unit in falling
- * order of logit, then looks only at that bin's members. A unit is a candidate (weight NULL) or a share of weight. */
-static struct cut find_cut(const struct cand *c, const float *weight, uint32_t n, double amount) {
-    enum { N_DIGITS = 3, MAX_BINS = 2048 };
-    static const uint8_t SHIFT[N_DIGITS] = { 21, 10, 0 };
-    static const uint16_t N_BINS[N_DIGITS] = { 2048, 2048, 1024 };
-    double bin[MAX_BINS];
-    uint32_t prefix = 0, mask = 0; /* the digits fixed so far */
-
-    for (int i = 0; i < N_DIGITS; i++) {
-        uint32_t b = 0, last = 0;
-        memset(bin, 0, N_BINS[i] * sizeof *bin);
-        for (uint32_t j = 0; j < n; j++) {
-            uint32_t key = order_key(c[j].logit), digit = key >> SHIFT[i] & (N_BINS[i] - 1u);
-            if ((key & mask) == prefix) bin[digit] += weight ? (double)weight[j] : 1;
-        }
-        for (b = 0; b < N_BINS[i]; b++) {
-            if (bin[b] == 0) continue;
-            last = b;
-            if (amount <= bin[b]) break;
-            amount -= bin[b];
-        }
-        if (b == N_BINS[i]) amount = bin[last]; /* rounding ate the rest: the last bin, whole */
-        prefix |= last << SHIFT[i];
-        mask |= (N_BINS[i] - 1u) << SHIFT[i];
-    }
-    for (uint32_t j = 0; weight && j < n; j++) { /* equal logits have equal weights */
-        if (order_key(c[j].logit) != prefix) continue;
-        amount = ceil(amount / (double)weight[j]);
-        break;
-    }
-    return (struct cut){ .key = prefix, .n_ties = amount < 1 ? 1 : amount > n ? n : (uint32_t)amount };
-}
-
-/* Compacts c (and weight unless NULL) to what the cut keeps, in place and in order; returns the new count. */
-static uint32_t keep_cut(struct cand *c, float *weight, uint32_t n, struct cut cut) {
+/* Compacts to the candidates whose masked key is below `bound`, and the first n_equal (by id) of those that hit it;
+ * in place and in order. Returns the new count. */
+static uint32_t keep_keys(struct cand *c, float *weight, uint32_t n, uint32_t mask, uint32_t bound, uint32_t n_equal) {
     uint32_t n_kept = 0;
     for (uint32_t j = 0; j < n; j++) {
-        uint32_t key = order_key(c[j].logit);
-        if (key > cut.key || (key == cut.key && cut.n_ties == 0)) continue;
-        cut.n_ties -= key == cut.key;
+        uint32_t key = order_key(c[j].logit) & mask;
+        if (key > bound || (key == bound && n_equal == 0)) continue;
+        n_equal -= key == bound;
         c[n_kept] = c[j];
         if (weight) weight[n_kept] = weight[j];
         n_kept++;
@@ -248,14 +225,63 @@ static uint32_t keep_cut(struct cand *c, float *weight, uint32_t n, struct cut c
     return n_kept;
 }
 
-static uint32_t keep_min_p(struct cand *c, float *weight, uint32_t n, float min_p) {
+/* Among the candidates whose key bits `fixed` equal `prefix`, the next digit of the one that holds the *amount-th unit
+ * in falling order of logit; *amount <- the units still wanted from within that digit. */
+static uint32_t find_digit(const struct cand *c, const float *weight, uint32_t n, uint32_t prefix, uint32_t fixed,
+                           int shift, double *amount) {
+    enum { MAX_BINS = 2048 };
+    double bin[MAX_BINS] = { 0 };
+    uint32_t last = 0;
+    for (uint32_t j = 0; j < n; j++) {
+        uint32_t key = order_key(c[j].logit);
+        if ((key & fixed) == prefix) bin[(key & ~fixed) >> shift] += weight ? (double)weight[j] : 1;
+    }
+    for (uint32_t b = 0; b < MAX_BINS; b++) {
+        if (bin[b] == 0) continue;
+        last = b;
+        if (*amount <= bin[b]) return b;
+        *amount -= bin[b];
+    }
+    *amount = bin[last]; /* rounding ate the rest: the last bin, whole */
+    return last;
+}
+
+/* Radix selection: keeps the best candidates up to and including the one that holds the `amount`-th unit in falling
+ * order of logit, ties to the lower id. A unit is a candidate (weight NULL) or a share of weight. Most significant
+ * digit first; what lies beyond the digit found is dropped at once, so later passes see few candidates. */
+static uint32_t keep_best(struct cand *c, float *weight, uint32_t n, double amount) {
+    static const uint8_t SHIFT[3] = { 21, 10, 0 }; /* digits of 11, 11 and 10 bits */
+    uint32_t prefix = 0, fixed = 0;
+    for (int i = 0; i < 3; i++) {
+        prefix |= find_digit(c, weight, n, prefix, fixed, SHIFT[i], &amount) << SHIFT[i];
+        fixed = UINT32_MAX << SHIFT[i];
+        n = keep_keys(c, weight, n, fixed, prefix, UINT32_MAX);
+    }
+    for (uint32_t j = 0; weight && j < n; j++) { /* equal logits have equal weights: units to candidates */
+        if (order_key(c[j].logit) != prefix) continue;
+        amount = ceil(amount / (double)weight[j]);
+        break;
+    }
+    return keep_keys(c, weight, n, UINT32_MAX, prefix, amount < 1 ? 1 : amount > n ? n : (uint32_t)amount);
+}
+
+static uint32_t keep_heavy(struct cand *c, float *weight, uint32_t n, double min_weight) {
     uint32_t n_kept = 0;
     for (uint32_t j = 0; j < n; j++) {
-        if (weight[j] < min_p) continue;
         c[n_kept] = c[j];
-        weight[n_kept++] = weight[j];
+        weight[n_kept] = weight[j];
+        n_kept += (double)weight[j] >= min_weight;
     }
     return n_kept;
+}
+
+/* All candidates that weigh less than (1 - top_p) / n of the mass weigh less than 1 - top_p together, so none of them
+ * can be needed; dropping them first leaves the selection little to do. */
+static uint32_t keep_top_p(struct cand *c, float *weight, uint32_t n, double top_p) {
+    const double MARGIN = 0.999; /* against the rounding of the sum */
+    double mass = sum_of(weight, n);
+    n = keep_heavy(c, weight, n, (1 - top_p) * mass / n * MARGIN);
+    return keep_best(c, weight, n, top_p * mass);
 }
 
 /* ---- draw ---- */
@@ -271,12 +297,6 @@ static uint32_t gather(const float *logits, uint32_t n_vocab, struct cand *c, fl
     return n;
 }
 
-static double sum_of(const float *x, uint32_t n) {
-    double sum = 0;
-    for (uint32_t i = 0; i < n; i++) sum += (double)x[i];
-    return sum;
-}
-
 static int32_t draw(const struct kern_sample *p, const float *logits, uint32_t n_vocab, uint64_t counter,
                     struct work *w) {
     float max;
@@ -284,15 +304,12 @@ static int32_t draw(const struct kern_sample *p, const float *logits, uint32_t n
     if (n == 0) return -1;
 
     if (p->top_k > 0 && (uint32_t)p->top_k < n)
-        n = keep_cut(w->cand, NULL, n, find_cut(w->cand, NULL, n, p->top_k));
+        n = keep_best(w->cand, NULL, n, p->top_k);
     for (uint32_t i = 0; i < n; i++) w->weight[i] = w->cand[i].logit;
     below_max(w->weight, n, max, w->weight);
     for (uint32_t i = 0; i < n; i++) w->weight[i] = kern__fast_exp(w->weight[i] / p->temperature);
-    if (p->top_p < 1) {
-        double mass = (double)p->top_p * sum_of(w->weight, n);
-        n = keep_cut(w->cand, w->weight, n, find_cut(w->cand, w->weight, n, mass));
-    }
-    if (p->min_p > 0) n = keep_min_p(w->cand, w->weight, n, p->min_p);
+    if (p->top_p < 1) n = keep_top_p(w->cand, w->weight, n, (double)p->top_p);
+    if (p->min_p > 0) n = keep_heavy(w->cand, w->weight, n, (double)p->min_p);
 
     double left = uniform01(p->seed, counter) * sum_of(w->weight, n);
     int32_t id = w->cand[0].id;
