@@ -200,7 +200,8 @@ void tokenizer_close(struct tokenizer *t)
 
 size_t tokenizer_max_ids(const struct tokenizer *t, size_t n_bytes)
 {
-    /* One id per byte, BOS and EOS, a space prefix; NFC makes UTF-8 at most three times as long. */
+    /* One id per byte, BOS and EOS. NFC makes UTF-8 at most three times as long; SentencePiece may put a space
+     * before every part between control tokens, and such a token can be one byte. */
     size_t factor = t->split && t->split->nfc ? 3 : t->kind == TOK_KIND_SPM ? 2 : 1;
     return n_bytes > (SIZE_MAX - 4) / factor ? SIZE_MAX : n_bytes * factor + 4;
 }
