@@ -118,8 +118,12 @@ static struct world random_world(uint64_t *s, int round) {
     static const uint32_t PAGES[] = { 32, 16, 1, 64, 7, 40, 33, 128 };
     struct world w = { .n_pos = 1 + rng_below(s, round % 8 ? 90 : MAX_POS) };
     uint32_t group = 1 + rng_below(s, 6);
+    if (round % 14 == 13) { /* more heads per kv head than a row group holds */
+        group = 65 + rng_below(s, 20);
+        w.n_pos = 1 + rng_below(s, 20);
+    }
     w.d.kv_type = (enum kern_kv_type)rng_below(s, 3);
-    w.d.n_kv_heads = 1 + rng_below(s, 2);
+    w.d.n_kv_heads = group > 6 ? 1 : 1 + rng_below(s, 2);
     w.d.n_heads = w.d.n_kv_heads * group;
     w.d.head_dim_k = DIMS[round % 14];
     w.d.head_dim_v = rng_below(s, 3) ? w.d.head_dim_k : DIMS[rng_below(s, 14)];
