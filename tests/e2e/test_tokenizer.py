@@ -22,7 +22,7 @@ import tokenizer_ref as ref
 from tokenizers import Tokenizer
 
 HELPER = os.path.join(os.environ.get("TEST_BUILD", os.path.join(ROOT, "build/release")), "helpers/model_tokenize")
-DATA = os.environ.get("MOED_SHARED_DATA", os.path.join(ROOT, "../shared/data"))
+DATA = os.environ.get("TEST_SHARED_DATA", os.path.join(ROOT, "../shared/data"))
 DEMO = os.path.join(ROOT, "models/SmolLM2-135M-Instruct.Q4_1.gguf")
 VOCABS = os.path.join(ROOT, "models/vocab")
 ADD_SPECIAL, PARSE_SPECIAL = 1, 2
@@ -265,7 +265,7 @@ def test_vectors(_tmp):
     def case():
         folder = os.path.join(DATA, "tokenizers")
         if not os.path.isdir(folder):
-            raise Skip("no vector files here (MOED_SHARED_DATA names their folder)")
+            raise Skip("no vector files here (TEST_SHARED_DATA names their folder)")
         names = [n for n in sorted(os.listdir(folder)) if n.endswith(".gguf")]
         assert names
         for name in names:
