@@ -17,11 +17,11 @@ static void put(struct buf *out, enum metric_kind kind, const char *name, const 
     else buf_printf(out, "%.12g\n", value);
 }
 
-/* A label value: backslash, quote and line feed escaped, as the format asks. */
+/* A label value: backslash and quote escaped, as the format asks; what is not printable ASCII may not be UTF-8 either. */
 static void put_label(struct buf *out, const char *name, const char *value, const char *end) {
     buf_printf(out, "%s=\"", name);
     for (const char *s = value != NULL ? value : ""; *s != '\0'; s++) {
-        if (*s == '\n') buf_puts(out, "\\n");
+        if (*s < ' ' || *s > '~') buf_putc(out, '_');
         else if (*s == '\\' || *s == '"') buf_printf(out, "\\%c", *s);
         else buf_putc(out, *s);
     }

@@ -197,14 +197,24 @@ static void on_early_signal(int signum) {
     _exit(EXIT_CODE_OK);
 }
 
+/* What can be wrong with the options beyond their syntax; asked before anything takes time. */
+static int check_options(const struct config *c, struct err *e) {
+    int cpus[MAX_CPUS];
+    int rc = parse_cpus(c->cpus, cpus, MAX_CPUS, e);
+    if (rc < 0) return rc;
+    return pick_kernels(c, e) != NULL ? ST_OK : ST_UNSUPPORTED;
+}
+
 static int serve(struct app *a) {
     struct err e = {0};
-    int rc = server_check_port(&a->config, &e);
+    int rc = check_options(&a->config, &e);
+    if (rc != ST_OK) return fail(&e, EXIT_CODE_CONFIG);
+    rc = server_check_port(&a->config, &e);
     if (rc != ST_OK) return fail(&e, rc == ST_INVALID ? EXIT_CODE_CONFIG : EXIT_CODE_TEMP);
     signal(SIGTERM, on_early_signal);
     signal(SIGINT, on_early_signal);
     rc = open_all(a, &e);
-    if (rc != ST_OK) return fail(&e, EXIT_CODE_FAILED);
+    if (rc != ST_OK) return fail(&e, a->engine != NULL && rc == ST_IO ? EXIT_CODE_TEMP : EXIT_CODE_FAILED); /* TEMP: the port went meanwhile */
     bool v6 = strchr(a->config.host, ':') != NULL;
     printf("listening on http://%s%s%s:%u\n", v6 ? "[" : "", a->config.host, v6 ? "]" : "", server_port(a->server));
     fflush(stdout);

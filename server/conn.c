@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/clock.h"
 #include "base/log.h"
 #include "server/transport.h"
 
@@ -169,6 +170,7 @@ static void on_complete(struct conn *c) {
     b->x.body_len = b->body.len;
     b->keep_alive = c->parse.keep_alive;
     b->dispatched = true;
+    b->x.start_ns = clock_mono_ns(); /* the upload is the client's time */
     c->write_ms = c->since_ms;
     route_dispatch(&b->x);
 }

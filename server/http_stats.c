@@ -72,5 +72,5 @@ void http_stats__put(const struct server *s, struct buf *out) {
         buf_printf(out, "moed_http_timeouts_total{phase=\"%s\"} %llu\n", phases[i], (unsigned long long)st->timeouts[i]);
     put_counter(out, "moed_http_clients_gone_total", "Clients that left before their response was complete.", st->n_gone);
     put_counter(out, "moed_http_slow_readers_total", "Streams cancelled because the client did not read.", st->n_overflow);
-    hist_put(&st->seconds, out, "moed_http_request_duration_seconds", "From a complete request head to a complete response.");
+    hist_put(&st->seconds, out, "moed_http_request_duration_seconds", "From a complete request to a complete response.");
 }

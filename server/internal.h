@@ -46,7 +46,7 @@ struct exchange {
     bool head, http10;
     bool streaming;                 /* between sse_begin and sse_end                                      */
     struct arena arena;             /* everything the handler builds; freed by exchange_end               */
-    uint64_t start_ns;
+    uint64_t start_ns;              /* monotonic, when the request was complete                           */
     void *handler;                  /* handler's own                                                      */
     void (*on_gone)(struct exchange *x); /* NULL = nothing to cancel                                      */
 };

@@ -92,7 +92,7 @@ struct http_stats {
     uint64_t parse_errors[HTTP_N_CODES];
     uint64_t timeouts[N_TIMEOUTS];
     uint64_t n_gone, n_overflow;                      /* clients lost mid-request; of those, too slow */
-    struct hist seconds;                              /* request head complete to response complete   */
+    struct hist seconds;                              /* request complete to response complete        */
 };
 void http_stats__init(struct http_stats *st);
 int http_stats__code_index(int status);

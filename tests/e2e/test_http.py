@@ -823,6 +823,8 @@ def test_commands():
     run("serve", "--prot", "1", code=78, text=b"port")
     run("--model", "/nonexistent", "--port", "0", code=1, text=b"/nonexistent")
     run("--model", "/nonexistent", "--host", "999.1.1.1", code=78, text=b"999.1.1.1")
+    run("--model", "/nonexistent", "--cpus", "3-1", code=78, text=b"cpus")
+    run("--model", "/nonexistent", "--port", "0", "--cpus", "0,2-3", code=1, text=b"/nonexistent")
     run("healthcheck", "--port", "1", code=1, text=b"port 1")
     with Server() as server:
         run("healthcheck", "--port", str(server.port), code=0)
