@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Causal grouped-query attention over a paged KV cache, online softmax, one KV page at a time in position order.
+ * Causal grouped-query attention over a paged KV cache, online softmax, one KV page (in blocks of up to 32 positions)
+ * at a time in position order. The rounding therefore depends on page_tokens, which is fixed for a process.
  * KV layout of one layer: K [page][kv_head][page_tokens][head_dim_k], V the same with head_dim_v.
  * The arithmetic for (token, head) depends only on its own KV 0..pos, never on which other tokens are in the call. */
 #ifndef MOED_KERNELS_ATTN_H
@@ -22,7 +23,7 @@ struct kern_attn {
     float scale;
     const float *q;              /* [n_tokens, n_heads, head_dim_k]: first token of the call           */
     size_t q_stride;             /* floats between tokens                                              */
-    float *out;                  /* [n_tokens, n_heads, head_dim_v]                                    */
+    float *out;                  /* [n_tokens, n_heads, head_dim_v]; accumulator, so it must not alias q   */
     size_t out_stride;
     uint32_t pos0, n_tokens;
     float *scratch;              /* private to the call, kern_attn_scratch_floats(d) floats, 64-byte aligned */
