@@ -33,4 +33,10 @@ typedef void (*kern_gemm_fn)(const struct kern_gemm *d, uint32_t row0, uint32_t 
 
 bool kern_gemm_wants_q8(enum dtype dtype);
 
+/* The same product with float activations for every format: d->x is float, weight rows are dequantised and multiplied
+ * as F32 through `gemm` (an entry of the dispatch table). No rounding of activations, so it is the truth that the 8-bit
+ * path is judged by; several times slower. `scratch` is private to the call, kern_gemm_exact_floats(n_in) floats. */
+size_t kern_gemm_exact_floats(uint32_t n_in);
+void kern_gemm_exact(kern_gemm_fn gemm, const struct kern_gemm *d, uint32_t row0, uint32_t row1, float *scratch);
+
 #endif

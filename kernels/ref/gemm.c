@@ -76,3 +76,24 @@ void kern__gemm_scalar(const struct kern_gemm *d, uint32_t row0, uint32_t row1) 
             float_row(d, w, r);
     }
 }
+
+enum { EXACT_ROWS = 4 }; /* rows dequantised at a time: what the float kernels take in one tile */
+
+size_t kern_gemm_exact_floats(uint32_t n_in) {
+    return (size_t)EXACT_ROWS * n_in;
+}
+
+void kern_gemm_exact(kern_gemm_fn gemm, const struct kern_gemm *d, uint32_t row0, uint32_t row1, float *scratch) {
+    for (uint32_t r = row0; r < row1; r += EXACT_ROWS) {
+        uint32_t n = row1 - r < EXACT_ROWS ? row1 - r : EXACT_ROWS;
+        for (uint32_t i = 0; i < n; i++)
+            kern_dequant_row(d->dtype, (const char *)d->w + (size_t)(r + i) * d->row_bytes, d->n_in, scratch + (size_t)i * d->n_in);
+        struct kern_gemm f = *d;
+        f.dtype = DTYPE_F32;
+        f.w = scratch;
+        f.row_bytes = (size_t)d->n_in * sizeof(float);
+        f.n_out = n;
+        f.y = d->y + r;
+        gemm(&f, 0, n);
+    }
+}

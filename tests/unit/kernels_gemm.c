@@ -361,6 +361,44 @@ static void case_quantize(const char *test_name_, const struct format *f, enum k
     }
 }
 
+/* The product without rounded activations, against double: 16 partial sums of n_in / 16 terms and 4 additions. */
+static void case_exact(const char *test_name_, const struct format *f, enum kern_level level) {
+    const struct kern_ops *ops = kern_cpu_ops(level);
+    if (!ops)
+        SKIP("this CPU has no %s", level_names[level]);
+    for (int trial = 0; trial < 6; trial++) {
+        struct problem p;
+        problem_make(&p, f, ORDINARY, rng_in(1, 3) * 256, rng_in(1, 21), rng_in(0, 9));
+        struct kern_gemm d = p.d;
+        d.x = p.x;
+        d.x_stride = d.n_in;
+        float *y = calloc((size_t)d.n_tokens * d.n_out + 1, sizeof *y), *w = malloc(d.n_in * sizeof *w);
+        float *scratch = malloc(kern_gemm_exact_floats(d.n_in) * sizeof *scratch);
+        d.y = y;
+        uint32_t row0 = rng_in(0, d.n_out), row1 = rng_in(row0, d.n_out);
+        kern_gemm_exact(ops->gemm, &d, row0, row1, scratch);
+        bool ok = true;
+        for (uint32_t r = 0; r < d.n_out; r++) {
+            kern_dequant_row(d.dtype, (const char *)d.w + r * d.row_bytes, d.n_in, w);
+            for (uint32_t t = 0; t < d.n_tokens; t++) {
+                const float *x = p.x + (d.gather ? (size_t)d.gather[t] : t) * d.n_in;
+                double want = 0, size = 0;
+                for (uint32_t k = 0; k < d.n_in; k++) {
+                    want += (double)w[k] * (double)x[k];
+                    size += fabs((double)w[k] * (double)x[k]);
+                }
+                double got = (double)y[t * d.y_stride + r];
+                ok &= r >= row0 && r < row1 ? fabs(got - want) <= (d.n_in / 16 + 4) * 0x1p-24 * size : got == 0;
+            }
+        }
+        free(scratch);
+        free(w);
+        free(y);
+        problem_free(&p);
+        CHECKF(ok, "trial %d", trial);
+    }
+}
+
 /* The table holds every level up to the best and says which it is. */
 static void case_dispatch(const char *test_name_, const struct format *f, enum kern_level level) {
     (void)f;
@@ -395,6 +433,7 @@ int main(void) {
             run_case(case_equal, "equal", &formats[i], (enum kern_level)level);
             run_case(case_invariant, "invariant", &formats[i], (enum kern_level)level);
             run_case(case_truth, "truth", &formats[i], (enum kern_level)level);
+            run_case(case_exact, "exact", &formats[i], (enum kern_level)level);
         }
     }
     return test_failed_;
