@@ -16,19 +16,6 @@
 
 #include "kernels/internal.h"
 
-/* Tile functions take their tile shape as arguments and rely on inlining to make constants of it. Instrumented
- * builds leave them as plain functions: the same arithmetic, but a minute less of compiling per file. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define KERN__TILE static
-#define KERN__UNROLL
-#elif defined(__clang__)
-#define KERN__TILE KERN_INLINE
-#define KERN__UNROLL _Pragma("unroll")
-#else
-#define KERN__TILE KERN_INLINE
-#define KERN__UNROLL _Pragma("GCC unroll 16")
-#endif
-
 enum { KERN__ATTN_BLOCK = 32, KERN__ATTN_GROUP_ROWS = 64 };
 
 struct kern__attn_block {

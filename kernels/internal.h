@@ -10,6 +10,19 @@
 
 #define KERN_INLINE static inline __attribute__((always_inline))
 
+/* Tile functions take their tile shape as arguments and rely on inlining to make constants of it. Instrumented
+ * builds leave them as plain functions: the same arithmetic, but a minute less of compiling per file. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define KERN__TILE static
+#define KERN__UNROLL
+#elif defined(__clang__)
+#define KERN__TILE KERN_INLINE
+#define KERN__UNROLL _Pragma("unroll")
+#else
+#define KERN__TILE KERN_INLINE
+#define KERN__UNROLL _Pragma("GCC unroll 16")
+#endif
+
 /* 32 consecutive weights of one row, decoded: w[j] = d * sc[j / 16] * code[j] + m. Codes carry no bias. */
 struct kern__block {
     int16_t code[32];

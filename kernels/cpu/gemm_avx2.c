@@ -133,7 +133,7 @@ VEC_FN __m256 block_dot(enum kind kind, enum layout layout, const struct panel_b
     return _mm256_fmadd_ps(dot, w->d, _mm256_mul_ps(w->m, _mm256_cvtepi32_ps(total)));
 }
 
-VEC_FN void tile_n(enum kind kind, enum layout layout, const int n, const struct tile *t) {
+KERN__TILE void tile_n(enum kind kind, enum layout layout, const int n, const struct tile *t) {
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     __m256i mask = _mm256_cmpgt_epi32(_mm256_set1_epi32((int)t->n_rows), lane);
     __m256i bias = _mm256_set1_epi16((short)-t->bias);
@@ -227,7 +227,7 @@ VEC_FN struct lanes load_weights(enum dtype dtype, const uint8_t *w, uint32_t k,
     return (struct lanes){ load_weights8(dtype, w), load_weights8(dtype, w + 8 * size) };
 }
 
-VEC_FN void float_tile_n(enum dtype dtype, const int n_rows, const int n, const struct float_tile *t) {
+KERN__TILE void float_tile_n(enum dtype dtype, const int n_rows, const int n, const struct float_tile *t) {
     struct lanes acc[FLOAT_TOKENS][FLOAT_ROWS], w[FLOAT_ROWS];
 #pragma GCC unroll 2
     for (int i = 0; i < n; i++)

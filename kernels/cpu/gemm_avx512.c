@@ -120,7 +120,7 @@ VEC_FN __m512 block_dot(enum kind kind, enum layout layout, const struct panel_b
     return _mm512_fmadd_ps(dot, w->d, _mm512_mul_ps(w->m, _mm512_cvtepi32_ps(total)));
 }
 
-VEC_FN void tile_n(enum kind kind, enum layout layout, const int n, const struct tile *t) {
+KERN__TILE void tile_n(enum kind kind, enum layout layout, const int n, const struct tile *t) {
     __mmask16 mask = (__mmask16)(0xffff >> (16 - t->n_rows));
     __m512i bias = _mm512_set1_epi16((short)-t->bias);
     __m512 acc[TILE];
@@ -204,7 +204,7 @@ struct float_tile {
     float *y[FLOAT_TOKENS]; /* at the first row */
 };
 
-VEC_FN void float_tile_n(enum dtype dtype, const int n_rows, const int n, const struct float_tile *t) {
+KERN__TILE void float_tile_n(enum dtype dtype, const int n_rows, const int n, const struct float_tile *t) {
     __m512 acc[FLOAT_TOKENS][FLOAT_ROWS];
 #pragma GCC unroll 4
     for (int i = 0; i < n; i++)
