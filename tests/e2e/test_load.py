@@ -144,13 +144,13 @@ P99 = {}
 def fake_engine_crowd():
     jobs = [{"prompt": f"prompt {i} " * (1 + 5 * i), "max_tokens": 10 + 10 * i, "temperature": 0, "stop": ["~~", "zz"], "n": 1 + i % 2} for i in range(8)]
     with Server.fake("--prefix-cache", "off", "--max-queued", "1024", "--max-running", "64", step_us=2000, pages=2048) as s:
-        P99["fake"] = crowd(s, jobs, 1 if SANITIZED else 3)
+        P99["fake"] = crowd(s, jobs, 1 if SANITIZED else 6)
 
 
 def demo_crowd():
     jobs = [{"prompt": p, "max_tokens": 4, "temperature": 0} for p in ("The capital of France is", "Once upon a time", "2 + 2 =", "def main():", "Dear Sir,", "In 1969")]
     with Server.demo("--prefix-cache", "off", "--context", "256", "--kv-tokens", "8192", "--max-queued", "1024") as s:
-        P99["demo"] = crowd(s, jobs, 1)
+        P99["demo"] = crowd(s, jobs, 1 if SANITIZED else 2)
 
 
 def in_time(name):
