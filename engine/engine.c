@@ -68,12 +68,12 @@ int engine_open(struct engine **out, const struct engine_opts *o, struct err *e)
         goto fail;
     }
     engine__layout(o, &en->plan, en, en->block);
-    st = engine__weights_bind(o->model, en->layers, e);
+    st = engine__weights_bind(o, en->layers, e);
     if (st) {
         goto fail;
     }
     en->embd = model_token_embd(o->model);
-    en->head = engine__matrix_of(model_output(o->model));
+    en->head = engine__matrix_of(o, model_output(o->model));
     st = engine__weights_floats(model_output_norm(o->model), &en->out_norm, e);
     if (st) {
         goto fail;

@@ -91,6 +91,7 @@ struct engine_opts {
     uint32_t n_running;
     uint32_t max_batch_tokens;
     enum engine_kv_type kv_type;
+    bool exact;                      /* activations stay float for quantised weights too: several times slower, no rounding */
     uint64_t ram_bytes;              /* ceiling for weights + KV + scratch; 0 = no ceiling              */
 };
 

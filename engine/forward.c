@@ -110,7 +110,7 @@ void engine__forward(struct engine__pass *p) {
         engine__add_norm(p, l->ffn_norm, l->ffn_q8);
         engine__ffn(p);
     }
-    engine__add_norm(p, en->out_norm, kern_gemm_wants_q8(en->head.dtype));
+    engine__add_norm(p, en->out_norm, en->head.q8);
 }
 
 void engine__head(struct engine__pass *p, uint32_t want0, uint32_t n, float *logits) {

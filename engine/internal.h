@@ -57,7 +57,8 @@ struct engine__matrix {
     enum dtype dtype;
     uint32_t n_in, n_out;
     size_t row_bytes;
-    const void *w;              /* view into the model */
+    const void *w;              /* view into the model                        */
+    bool q8;                    /* takes its input as struct kern_q8, not float */
 };
 
 struct engine__layer {
@@ -71,10 +72,13 @@ struct engine__layer {
 };
 
 /* layers [n_layers]. ST_UNSUPPORTED names a norm or bias that is not F32. */
-int engine__weights_bind(const struct model *m, struct engine__layer *layers, struct err *e);
+int engine__weights_bind(const struct engine_opts *o, struct engine__layer *layers, struct err *e);
 int engine__weights_floats(const struct tensor *t, const float **out, struct err *e); /* t NULL: *out = NULL */
 uint64_t engine__weights_bytes(const struct model *m);
-struct engine__matrix engine__matrix_of(const struct tensor *t);
+struct engine__matrix engine__matrix_of(const struct engine_opts *o, const struct tensor *t); /* t NULL: all zero */
+static inline bool engine__takes_q8(const struct engine_opts *o, enum dtype t) {
+    return !o->exact && kern_gemm_wants_q8(t);
+}
 
 /* ---- kv.c: paged KV cache ---- */
 
@@ -190,6 +194,7 @@ struct engine {
 void engine__run(struct engine *en, uint32_t n_tasks, pool_fn fn, void *ctx);
 typedef void (*engine__rows_fn)(struct engine__pass *p, uint32_t row0, uint32_t row1);
 void engine__run_rows(struct engine__pass *p, uint32_t n_rows, engine__rows_fn fn);
+void engine__multiply(const struct engine *en, const struct kern_gemm *d, uint32_t row0, uint32_t row1, int worker);
 void engine__run_gemms(struct engine *en, const struct kern_gemm *d, uint32_t n); /* n <= 4, one fork for all */
 uint32_t engine__strip(const struct engine *en, uint64_t n_columns, uint32_t multiple, uint32_t most);
 static inline void *engine__worker(const struct engine *en, int worker) {

@@ -87,7 +87,7 @@ static struct ffn_task ffn_task(const struct engine__pass *p, uint32_t task, uin
 
 /* Columns [col0, col1) of W x for n sorted pairs into y [n, stride]. */
 static void wave1_gemm(const struct engine__pass *p, const struct engine__matrix *m, const void *w, const struct ffn_task *t,
-                       uint32_t pair, uint32_t n, float *y) {
+                       uint32_t pair, uint32_t n, int worker, float *y) {
     const struct engine *en = p->en;
     struct kern_gemm d = engine__gemm(m, en->s.xn, en->s.xq, n, y);
     d.w = (const unsigned char *)w + t->col0 * m->row_bytes;
@@ -95,12 +95,12 @@ static void wave1_gemm(const struct engine__pass *p, const struct engine__matrix
     d.y_stride = p->strip;
     if (t->l->router.w) {
         d.gather = en->s.sorted_row + pair;
-    } else if (kern_gemm_wants_q8(m->dtype)) {
+    } else if (m->q8) {
         d.x = en->s.xq + pair * d.x_stride;
     } else {
         d.x = en->s.xn + pair * d.x_stride;
     }
-    en->kern->gemm(&d, 0, d.n_out);
+    engine__multiply(en, &d, 0, d.n_out, worker);
 }
 
 /* act[pair, col0 .. col1) = silu(gate) * up, quantised when the down matrix wants it. */
@@ -109,12 +109,12 @@ static void gate_up_task(void *ctx, int task, int worker) {
     const struct engine *en = p->en;
     const struct ffn_task t = ffn_task(p, (uint32_t)task, en->layers[p->layer].gate.n_out);
     const size_t ff = t.l->gate.n_out, n_cols = t.col1 - t.col0;
-    const bool q8 = kern_gemm_wants_q8(t.l->down.dtype);
+    const bool q8 = t.l->down.q8;
     float *gate = engine__worker(en, worker), *up = gate + (size_t)ENGINE__FFN_ROWS * p->strip;
     for (uint32_t pair = t.pair0; pair < t.pair1; pair += ENGINE__FFN_ROWS) {
         uint32_t n = t.pair1 - pair < ENGINE__FFN_ROWS ? t.pair1 - pair : ENGINE__FFN_ROWS;
-        wave1_gemm(p, &t.l->gate, t.gate, &t, pair, n, gate);
-        wave1_gemm(p, &t.l->up, t.up, &t, pair, n, up);
+        wave1_gemm(p, &t.l->gate, t.gate, &t, pair, n, worker, gate);
+        wave1_gemm(p, &t.l->up, t.up, &t, pair, n, worker, up);
         for (uint32_t i = 0; i < n; i++) {
             float *g = gate + (size_t)i * p->strip;
             size_t at = (pair + i) * ff + t.col0;
@@ -132,11 +132,10 @@ static void down_task(void *ctx, int task, int worker) {
     const struct ffn_task t = ffn_task(p, (uint32_t)task, en->hp->n_embd);
     const struct engine__matrix *m = &t.l->down;
     const size_t first = t.pair0;
-    (void)worker;
     struct kern_gemm d = engine__gemm(m, en->s.act + first * m->n_in, en->s.actq + first * (m->n_in / 32),
                                       t.pair1 - t.pair0, en->s.down + first * m->n_out);
     d.w = t.down;
-    en->kern->gemm(&d, t.col0, t.col1);
+    engine__multiply(en, &d, t.col0, t.col1, worker);
 }
 
 static void run_wave(struct engine__pass *p, uint32_t n_columns, uint32_t most, pool_fn fn) {

@@ -27,11 +27,19 @@ static struct ffn_shape ffn_shape(const struct engine_opts *o) {
         uint64_t pairs_ff = pairs * (l->router ? hp->expert_ff_dim : hp->ff_dim);
         f.pairs = pairs > f.pairs ? pairs : f.pairs;
         f.pairs_ff = pairs_ff > f.pairs_ff ? pairs_ff : f.pairs_ff;
-        bool q8 = kern_gemm_wants_q8((l->router ? l->down_exps : l->ffn_down)->dtype);
+        bool q8 = engine__takes_q8(o, (l->router ? l->down_exps : l->ffn_down)->dtype);
         f.act_q8 |= q8;
         f.act_f32 |= !q8;
     }
     return f;
+}
+
+/* Of any matrix: what one exact product needs per worker. */
+static uint64_t widest_input(const struct model_hparams *hp) {
+    uint64_t att = (uint64_t)hp->n_heads * hp->head_dim_v, widest = hp->n_embd;
+    widest = widest > att ? widest : att;
+    widest = widest > hp->ff_dim ? widest : hp->ff_dim;
+    return widest > hp->expert_ff_dim ? widest : hp->expert_ff_dim;
 }
 
 static uint64_t worker_bytes(const struct engine_opts *o) {
@@ -42,6 +50,10 @@ static uint64_t worker_bytes(const struct engine_opts *o) {
     uint64_t sample = kern_sample_workspace(model_hparams(o->model)->n_vocab);
     need = need > ffn ? need : ffn;
     need = need > sample ? need : sample;
+    if (o->exact) { /* gate and up stand at the beginning while a product runs */
+        uint64_t product = ffn + kern_gemm_exact_floats((uint32_t)widest_input(model_hparams(o->model))) * sizeof(float);
+        need = need > product ? need : product;
+    }
     return (need + 127) & ~UINT64_C(127); /* whole pairs of lines: no false sharing between workers */
 }
 

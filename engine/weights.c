@@ -7,7 +7,7 @@
 
 #include "model/gguf.h"
 
-struct engine__matrix engine__matrix_of(const struct tensor *t) {
+struct engine__matrix engine__matrix_of(const struct engine_opts *o, const struct tensor *t) {
     if (!t) {
         return (struct engine__matrix){ 0 };
     }
@@ -17,6 +17,7 @@ struct engine__matrix engine__matrix_of(const struct tensor *t) {
         .n_out = (uint32_t)t->ne[1],
         .row_bytes = dtype_row_bytes(dtype_info(t->dtype), t->ne[0]),
         .w = t->data,
+        .q8 = engine__takes_q8(o, t->dtype),
     };
 }
 
@@ -29,11 +30,7 @@ int engine__weights_floats(const struct tensor *t, const float **out, struct err
     return ST_OK;
 }
 
-static bool wants_q8(const struct tensor *t) {
-    return t && kern_gemm_wants_q8(t->dtype);
-}
-
-static int bind_layer(const struct model_layer *m, struct engine__layer *l, struct err *e) {
+static int bind_layer(const struct engine_opts *o, const struct model_layer *m, struct engine__layer *l, struct err *e) {
     const struct { const struct tensor *t; const float **out; } floats[] = {
         { m->attn_norm, &l->attn_norm }, { m->ffn_norm, &l->ffn_norm }, { m->q_norm, &l->q_norm }, { m->k_norm, &l->k_norm },
         { m->bq, &l->bq },               { m->bk, &l->bk },             { m->bv, &l->bv },         { m->bo, &l->bo },
@@ -47,23 +44,23 @@ static int bind_layer(const struct model_layer *m, struct engine__layer *l, stru
     const struct tensor *gate = m->router ? m->gate_exps : m->ffn_gate;
     const struct tensor *up = m->router ? m->up_exps : m->ffn_up;
     const struct tensor *down = m->router ? m->down_exps : m->ffn_down;
-    l->wq = engine__matrix_of(m->wq);
-    l->wk = engine__matrix_of(m->wk);
-    l->wv = engine__matrix_of(m->wv);
-    l->wo = engine__matrix_of(m->wo);
-    l->router = engine__matrix_of(m->router);
-    l->gate = engine__matrix_of(gate);
-    l->up = engine__matrix_of(up);
-    l->down = engine__matrix_of(down);
-    l->attn_q8 = wants_q8(m->wq) || wants_q8(m->wk) || wants_q8(m->wv);
-    l->wo_q8 = wants_q8(m->wo);
-    l->ffn_q8 = wants_q8(gate) || wants_q8(up) || wants_q8(m->router);
+    l->wq = engine__matrix_of(o, m->wq);
+    l->wk = engine__matrix_of(o, m->wk);
+    l->wv = engine__matrix_of(o, m->wv);
+    l->wo = engine__matrix_of(o, m->wo);
+    l->router = engine__matrix_of(o, m->router);
+    l->gate = engine__matrix_of(o, gate);
+    l->up = engine__matrix_of(o, up);
+    l->down = engine__matrix_of(o, down);
+    l->attn_q8 = l->wq.q8 || l->wk.q8 || l->wv.q8;
+    l->wo_q8 = l->wo.q8;
+    l->ffn_q8 = l->gate.q8 || l->up.q8 || l->router.q8;
     return ST_OK;
 }
 
-int engine__weights_bind(const struct model *m, struct engine__layer *layers, struct err *e) {
-    for (uint32_t i = 0; i < model_hparams(m)->n_layers; i++) {
-        int st = bind_layer(model_layer(m, i), &layers[i], e);
+int engine__weights_bind(const struct engine_opts *o, struct engine__layer *layers, struct err *e) {
+    for (uint32_t i = 0; i < model_hparams(o->model)->n_layers; i++) {
+        int st = bind_layer(o, model_layer(o->model, i), &layers[i], e);
         if (st) {
             return st;
         }

@@ -44,8 +44,17 @@ uint32_t engine__strip(const struct engine *en, uint64_t n_columns, uint32_t mul
     return strip < multiple ? multiple : (uint32_t)strip;
 }
 
+void engine__multiply(const struct engine *en, const struct kern_gemm *d, uint32_t row0, uint32_t row1, int worker) {
+    if (en->o.exact && kern_gemm_wants_q8(d->dtype)) {
+        float *scratch = (float *)engine__worker(en, worker) + 2 * ENGINE__FFN_ROWS * ENGINE__FFN_STRIP;
+        kern_gemm_exact(en->kern->gemm, d, row0, row1, scratch);
+    } else {
+        en->kern->gemm(d, row0, row1);
+    }
+}
+
 struct gemm_job {
-    kern_gemm_fn gemm;
+    const struct engine *en;
     const struct kern_gemm *d;
     uint32_t n, strip;
     uint32_t first_task[MAX_GEMMS + 1];
@@ -53,19 +62,18 @@ struct gemm_job {
 
 static void gemm_task(void *ctx, int task, int worker) {
     const struct gemm_job *j = ctx;
-    (void)worker;
     uint32_t i = 0;
     while ((uint32_t)task >= j->first_task[i + 1]) {
         i++;
     }
     uint32_t row0 = ((uint32_t)task - j->first_task[i]) * j->strip;
     uint32_t row1 = row0 + j->strip < j->d[i].n_out ? row0 + j->strip : j->d[i].n_out;
-    j->gemm(&j->d[i], row0, row1);
+    engine__multiply(j->en, &j->d[i], row0, row1, worker);
 }
 
 void engine__run_gemms(struct engine *en, const struct kern_gemm *d, uint32_t n) {
     assert(n <= MAX_GEMMS);
-    struct gemm_job j = { .gemm = en->kern->gemm, .d = d, .n = n };
+    struct gemm_job j = { .en = en, .d = d, .n = n };
     uint64_t columns = 0;
     for (uint32_t i = 0; i < n; i++) {
         columns += d[i].n_out;
@@ -79,15 +87,14 @@ void engine__run_gemms(struct engine *en, const struct kern_gemm *d, uint32_t n)
 
 struct kern_gemm engine__gemm(const struct engine__matrix *m, const float *x, const struct kern_q8 *xq, uint32_t n_rows,
                               float *y) {
-    bool q8 = kern_gemm_wants_q8(m->dtype);
     return (struct kern_gemm){
         .dtype = m->dtype,
         .w = m->w,
         .row_bytes = m->row_bytes,
         .n_in = m->n_in,
         .n_out = m->n_out,
-        .x = q8 ? (const void *)xq : x,
-        .x_stride = q8 ? m->n_in / 32 : m->n_in,
+        .x = m->q8 ? (const void *)xq : x,
+        .x_stride = m->q8 ? m->n_in / 32 : m->n_in,
         .n_tokens = n_rows,
         .y = y,
         .y_stride = m->n_out,

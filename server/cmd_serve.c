@@ -142,6 +142,7 @@ static int open_engine(struct app *a, struct err *e) {
         .model = a->model, .pool = a->pool, .kern = kern, .n_ctx = c->context, .n_running = c->max_running,
         .n_seqs = c->prefix_cache ? 2 * c->max_running : c->max_running, .kv_tokens = c->kv_tokens,
         .max_batch_tokens = c->batch_tokens > c->max_running ? c->batch_tokens : c->max_running, .ram_bytes = a->ram_bytes,
+        .exact = strcmp(c->activations, "f32") == 0,
         .kv_type = strcmp(c->kv_type, "f32") == 0 ? ENGINE_KV_F32 : strcmp(c->kv_type, "bf16") == 0 ? ENGINE_KV_BF16 : ENGINE_KV_F16,
     };
     int rc = plan_memory(a, &o, e);

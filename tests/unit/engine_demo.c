@@ -2,7 +2,12 @@
  *
  * The demo MoE against its dense original, and the dense original against llama.cpp, teacher-forced over the whole
  * of tests/data/english.txt. The MoE holds the dense FFN cut into experts, so it must predict the same; any wrong,
- * missing or misplaced expert shows here. */
+ * missing or misplaced expert shows here.
+ *
+ * Rounding activations to 8 bits is chaotic: a difference in the last bit of a sum moves a code, and after a few
+ * layers two orders of summation are as far apart as either is from the truth. llama.cpp's own runs of the MoE and of
+ * the dense file agree in 95.7 % of the positions (KL 3.5e-3), its file run and its F32 run in 95.5 %. So equality
+ * is proven with float activations (exact), and the 8-bit path is held to be no worse than the peer's. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -17,9 +22,9 @@
 #define DENSE "models/SmolLM2-135M-Instruct.Q4_1.gguf"
 #define MOE "models/demo-moe.gguf"
 
-enum { CHUNK = 64, WINDOW_MAX = 1024 };
+enum { CHUNK = 256, WINDOW_MAX = 1024 };
 
-struct peer { int32_t n, window, *ids, *top; };
+struct peer { int32_t n, window, *ids, *top, *top_f32; };
 
 /* tests/data/english_peer.bin: see tests/fixtures/make_peer.py. */
 static bool peer_load(struct peer *p) {
@@ -30,9 +35,10 @@ static bool peer_load(struct peer *p) {
     if (ok) {
         p->n = head[0];
         p->window = head[1];
-        p->ids = mem_zalloc((size_t)p->n * 2, sizeof *p->ids);
+        p->ids = mem_zalloc((size_t)p->n * 3, sizeof *p->ids);
         p->top = p->ids + p->n;
-        ok = fread(p->ids, 4, (size_t)p->n * 2, f) == (size_t)p->n * 2;
+        p->top_f32 = p->top + p->n;
+        ok = fread(p->ids, 4, (size_t)p->n * 3, f) == (size_t)p->n * 3;
     }
     fclose(f);
     return ok;
@@ -40,13 +46,13 @@ static bool peer_load(struct peer *p) {
 
 struct side { struct model *model; struct engine *engine; struct pool *pool; float *logits; uint32_t n_vocab; };
 
-static int side_open(struct side *s, const char *path, uint32_t n_ctx, struct err *e) {
+static int side_open(struct side *s, const char *path, uint32_t n_ctx, bool exact, struct err *e) {
     memset(s, 0, sizeof *s);
     int st = pool_open(&s->pool, &(struct pool_opts){ .n_threads = pool_default_threads(), .spin_us = 50 }, e);
     if (!st) st = model_open(&s->model, path, e);
     if (!st) {
         struct engine_opts o = { .model = s->model, .pool = s->pool, .kern = kern_cpu_ops(kern_cpu_best()), .n_ctx = n_ctx, .n_seqs = 1,
-                                 .n_running = 1, .max_batch_tokens = CHUNK };
+                                 .n_running = 1, .max_batch_tokens = CHUNK, .exact = exact };
         st = engine_open(&s->engine, &o, e);
     }
     if (!st) {
@@ -95,7 +101,7 @@ static double divergence(const float *a, const float *b, uint32_t n) {
     return kl;
 }
 
-struct totals { int moe_equal, peer_equal; double kl, nll; };
+struct totals { int moe_equal, peer_equal, peer_f32_equal; double kl, nll; };
 
 static void compare_rows(const struct side *dense, const struct side *moe, const struct peer *p, int32_t at, int32_t n,
                          struct totals *t) {
@@ -105,38 +111,56 @@ static void compare_rows(const struct side *dense, const struct side *moe, const
         int32_t top = argmax(d, v);
         t->moe_equal += top == argmax(m, v);
         t->peer_equal += top == p->top[at + i];
+        t->peer_f32_equal += top == p->top_f32[at + i];
         t->kl += divergence(d, m, v);
         bool has_next = at + i + 1 < p->n && (at + i + 1) % p->window;
         if (has_next) t->nll += log_sum_exp(d, v, d[top]) - d[p->ids[at + i + 1]];
     }
 }
 
-TEST(moe_equals_dense_and_dense_equals_peer) {
+/* Returns shares of positions in *t's counters as they are; *n = positions. */
+static void compare(const char *test_name_, bool exact, struct totals *t, int32_t *n_positions) {
     struct peer p = { 0 };
     CHECK(peer_load(&p));
     struct side dense, moe;
     struct err e = { 0 };
-    CHECKF(side_open(&dense, DENSE, (uint32_t)p.window, &e) == 0, "%s", e.text);
-    CHECKF(side_open(&moe, MOE, (uint32_t)p.window, &e) == 0, "%s", e.text);
-    CHECK(dense.n_vocab == moe.n_vocab);
-    struct totals t = { 0 };
+    CHECKF(side_open(&dense, DENSE, (uint32_t)p.window, exact, &e) == 0, "%s", e.text);
+    CHECKF(side_open(&moe, MOE, (uint32_t)p.window, exact, &e) == 0, "%s", e.text);
+    CHECK(dense.n_vocab == moe.n_vocab && p.n >= 2000);
     for (int32_t at = 0; at < p.n;) {
         int32_t n = p.window - at % p.window;
         if (n > CHUNK) n = CHUNK;
         if (n > p.n - at) n = p.n - at;
         CHECK(side_run(&dense, &p, at, n) == 0 && side_run(&moe, &p, at, n) == 0);
-        compare_rows(&dense, &moe, &p, at, n, &t);
+        compare_rows(&dense, &moe, &p, at, n, t);
         at += n;
     }
-    printf("# %d tokens: MoE vs dense top-1 %.2f %%, mean KL %.2e; dense vs llama.cpp top-1 %.2f %%; perplexity %.2f\n", p.n,
-           100.0 * t.moe_equal / p.n, t.kl / p.n, 100.0 * t.peer_equal / p.n, exp(t.nll / p.n));
-    CHECK(p.n >= 2000);
-    CHECK(t.moe_equal >= 0.995 * p.n);
-    CHECK(t.kl / p.n <= 1e-3);
-    CHECK(t.peer_equal >= 0.985 * p.n);
+    *n_positions = p.n;
+    printf("# %s, %d tokens: MoE vs dense top-1 %.2f %%, mean KL %.2e; dense vs llama.cpp top-1 %.2f %% (file), %.2f %% (F32); "
+           "perplexity %.4f\n", exact ? "float activations" : "8-bit activations", p.n, 100.0 * t->moe_equal / p.n, t->kl / p.n,
+           100.0 * t->peer_equal / p.n, 100.0 * t->peer_f32_equal / p.n, exp(t->nll / p.n));
     side_close(&dense);
     side_close(&moe);
     mem_free(p.ids);
+}
+
+TEST(moe_equals_dense_and_dense_equals_peer) {
+    struct totals t = { 0 };
+    int32_t n;
+    compare(test_name_, true, &t, &n);
+    CHECK(t.moe_equal >= 0.995 * n);
+    CHECK(t.kl / n <= 1e-3);
+    CHECK(t.peer_f32_equal >= 0.985 * n);
+}
+
+TEST(rounded_activations_cost_no_more_than_the_peers) {
+    struct totals t = { 0 };
+    int32_t n;
+    compare(test_name_, false, &t, &n);
+    CHECK(t.moe_equal >= 0.945 * n); /* the peer's own 95.5 and 95.7 %, less two standard deviations (0.42 %) */
+    CHECK(t.kl / n <= 4e-3);         /* the peer: 3.5e-3 */
+    CHECK(t.peer_equal >= 0.945 * n);
+    CHECK(t.peer_f32_equal >= 0.945 * n);
 }
 
 TEST(text_has_the_ids_of_the_peer) {
@@ -172,5 +196,6 @@ int main(void) {
     fclose(f);
     RUN(text_has_the_ids_of_the_peer);
     RUN(moe_equals_dense_and_dense_equals_peer);
+    RUN(rounded_activations_cost_no_more_than_the_peers);
     return test_failed_;
 }
