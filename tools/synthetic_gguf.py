@@ -78,18 +78,20 @@ def tensors(s, fmt, layers, vocab):
 
 
 def random_blocks(rng, kind, n):
-    """n blocks of random codes with scales that give weights of about unit / sqrt(2048) variance."""
+    """n blocks of random codes: weights of mean 0 and variance about 1 / 2048. A mean, even a small one, would grow from
+    layer to layer until all tokens look alike and choose the same few experts."""
     size = BLOCK[kind][1]
     b = rng.integers(0, 256, (n, size), dtype=np.uint8)
     half = lambda x: np.frombuffer(np.float16(x).tobytes(), np.uint8)
     if kind == Q4_0:
+        b = (rng.integers(1, 16, (n, size), dtype=np.uint8) | rng.integers(1, 16, (n, size), dtype=np.uint8) << 4)
         b[:, :2] = half(0.0048)
     elif kind == Q8_0:
         b[:, :2] = half(0.0003)
     elif kind == Q4_K:
         b[:, :2], b[:, 2:4] = half(0.000073), half(0.00055)
     elif kind == Q6_K:
-        b[:, 192:208] = rng.integers(1, 64, (n, 16))
+        b[:, 192:208] = rng.integers(1, 64, (n, 16)) * rng.choice([-1, 1], (n, 16)) & 255
         b[:, 208:] = half(0.000033)
     elif kind == MXFP4:
         b[:, 0] = 120
