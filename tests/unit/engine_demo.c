@@ -22,7 +22,14 @@
 #define DENSE "models/SmolLM2-135M-Instruct.Q4_1.gguf"
 #define MOE "models/demo-moe.gguf"
 
-enum { CHUNK = 256, WINDOW_MAX = 1024 };
+/* Instrumented builds look for bad memory accesses, not at statistics: a tenth of the text, equality only. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { INSTRUMENTED = 1 };
+#else
+enum { INSTRUMENTED = 0 };
+#endif
+
+enum { CHUNK = INSTRUMENTED ? 64 : 256, WINDOW_MAX = 1024, INSTRUMENTED_POSITIONS = 192 };
 
 struct peer { int32_t n, window, *ids, *top, *top_f32; };
 
@@ -127,6 +134,7 @@ static void compare(const char *test_name_, bool exact, struct totals *t, int32_
     CHECKF(side_open(&dense, DENSE, (uint32_t)p.window, exact, &e) == 0, "%s", e.text);
     CHECKF(side_open(&moe, MOE, (uint32_t)p.window, exact, &e) == 0, "%s", e.text);
     CHECK(dense.n_vocab == moe.n_vocab && p.n >= 2000);
+    if (INSTRUMENTED) p.n = INSTRUMENTED_POSITIONS;
     for (int32_t at = 0; at < p.n;) {
         int32_t n = p.window - at % p.window;
         if (n > CHUNK) n = CHUNK;
@@ -157,6 +165,7 @@ TEST(rounded_activations_cost_no_more_than_the_peers) {
     struct totals t = { 0 };
     int32_t n;
     compare(test_name_, false, &t, &n);
+    if (INSTRUMENTED) return;
     CHECK(t.moe_equal >= 0.945 * n); /* the peer's own 95.5 and 95.7 %, less two standard deviations (0.42 %) */
     CHECK(t.kl / n <= 4e-3);         /* the peer: 3.5e-3 */
     CHECK(t.peer_equal >= 0.945 * n);
