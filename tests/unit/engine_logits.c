@@ -2,7 +2,8 @@
  *
  * Logits of the fixtures in tests/data/logits against `transformers` (format and origin: README.md there): max
  * absolute difference at most 1e-4 of the sequence's logit range, with f32 KV, at every kernel level of this CPU, for
- * several chunkings. Run from the project root. */
+ * several chunkings. The model that holds all 14 block formats meets that bound with float activations; with
+ * activations in 8 bits it is held to 2e-2 (llama.cpp: 1.9e-2). Run from the project root. */
 #include "tests/unit/test.h"
 
 #include <math.h>
@@ -62,16 +63,17 @@ static double relative_difference(struct engine *en, const struct fixture *x, ui
 }
 
 /* A pool and an engine of one level over an open model. */
-static int open_engine(const struct model *m, enum kern_level level, struct pool **pool, struct engine **en, struct err *e) {
+static int open_engine(const struct model *m, enum kern_level level, bool exact, struct pool **pool, struct engine **en, struct err *e) {
     struct engine_opts o = {
         .model = m, .kern = kern_cpu_ops(level), .n_seqs = 1, .n_running = 1, .max_batch_tokens = MAX_TOKENS, .kv_type = ENGINE_KV_F32,
+        .exact = exact,
     };
     int st = pool_open(pool, &(struct pool_opts){ .n_threads = 2 }, e);
     o.pool = *pool;
     return st ? st : engine_open(en, &o, e);
 }
 
-static void check_model(const char *test_name_, const char *name) {
+static void check_model(const char *test_name_, const char *name, bool exact, double bound) {
     static struct fixture x;
     char path[128];
     struct err e = { 0 };
@@ -85,7 +87,7 @@ static void check_model(const char *test_name_, const char *name) {
         if (!kern_cpu_ops((enum kern_level)level)) {
             continue;
         }
-        CHECKF(open_engine(m, (enum kern_level)level, &pool, &en, &e) == 0, "%s", e.text);
+        CHECKF(open_engine(m, (enum kern_level)level, exact, &pool, &en, &e) == 0, "%s", e.text);
         snprintf(path, sizeof path, "tests/data/logits/%s.bin", name);
         FILE *f = fopen(path, "rb");
         CHECK(f && read_i32(f, &n_seqs, 1) && n_seqs > 0 && read_i32(f, &x.n_vocab, 1));
@@ -95,7 +97,7 @@ static void check_model(const char *test_name_, const char *name) {
             const uint32_t chunks[] = { MAX_TOKENS, 1, 7 };
             for (int c = 0; c < 3; c++) {
                 double d = relative_difference(en, &x, chunks[c]);
-                CHECKF(d <= 1e-4, "%s, sequence %d, chunk %u: %.3g of the range", kern_cpu_ops((enum kern_level)level)->name, s, chunks[c], d);
+                CHECKF(d <= bound, "%s, sequence %d, chunk %u: %.3g of the range", kern_cpu_ops((enum kern_level)level)->name, s, chunks[c], d);
             }
         }
         fclose(f);
@@ -105,12 +107,14 @@ static void check_model(const char *test_name_, const char *name) {
     model_close(m);
 }
 
-TEST(logits_qwen3moe) { check_model(test_name_, "qwen3moe"); }
-TEST(logits_olmoe) { check_model(test_name_, "olmoe"); }
-TEST(logits_mixtral) { check_model(test_name_, "mixtral"); }
-TEST(logits_llama) { check_model(test_name_, "llama"); }
-TEST(logits_llama_rope3) { check_model(test_name_, "llama-rope3"); }
-TEST(logits_llama_yarn) { check_model(test_name_, "llama-yarn"); }
+TEST(logits_qwen3moe) { check_model(test_name_, "qwen3moe", false, 1e-4); }
+TEST(logits_olmoe) { check_model(test_name_, "olmoe", false, 1e-4); }
+TEST(logits_mixtral) { check_model(test_name_, "mixtral", false, 1e-4); }
+TEST(logits_llama) { check_model(test_name_, "llama", false, 1e-4); }
+TEST(logits_llama_rope3) { check_model(test_name_, "llama-rope3", false, 1e-4); }
+TEST(logits_llama_yarn) { check_model(test_name_, "llama-yarn", false, 1e-4); }
+TEST(logits_all_formats_exact) { check_model(test_name_, "quants", true, 1e-4); }
+TEST(logits_all_formats_q8) { check_model(test_name_, "quants", false, 2e-2); }
 
 int main(void) {
     RUN(logits_qwen3moe);
@@ -119,5 +123,7 @@ int main(void) {
     RUN(logits_llama);
     RUN(logits_llama_rope3);
     RUN(logits_llama_yarn);
+    RUN(logits_all_formats_exact);
+    RUN(logits_all_formats_q8);
     return test_failed_;
 }
