@@ -253,7 +253,10 @@ static void close_handle(uv_handle_t *handle, void *ctx) {
 }
 
 void listener__close(struct server *s) {
-    if (s->listener != NULL && s->listener->handles) uv_walk(&s->loop, close_handle, NULL);
+    if (s->listener != NULL && s->listener->handles) {
+        uv_walk(&s->loop, close_handle, NULL);
+        signals__closed();
+    }
     uv_run(&s->loop, UV_RUN_DEFAULT);
 }
 

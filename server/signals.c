@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * SIGTERM and SIGINT: the first one drains, the second one stops at once. SIGPIPE is ignored: a write to a closed
- * socket is an ordinary error here. */
+ * socket is an ordinary error here. Once the loop is over nothing is left to stop: later signals are ignored, so that
+ * the exit code tells how the run ended and not that a supervisor was impatient. */
 #include <signal.h>
 
 #include "base/log.h"
@@ -30,4 +31,9 @@ int signals__open(struct server *s, struct err *e) {
     if (rc != 0)
         return err_set(e, ST_IO, "cannot watch signals: %s", uv_strerror(rc));
     return ST_OK;
+}
+
+void signals__closed(void) {
+    signal(SIGTERM, SIG_IGN); /* libuv has restored the defaults */
+    signal(SIGINT, SIG_IGN);
 }
