@@ -114,6 +114,13 @@ int gguf_open_memory(struct gguf **out, const void *bytes, size_t n_bytes, struc
     return finish_open(out, g, rc, e);
 }
 
+void gguf_prefault(const struct gguf *g) {
+    for (uint32_t i = 0; i < g->n_files; i++) {
+        const struct gguf__file *f = &g->files[i];
+        if (f->mapped && madvise((void *)f->bytes, f->n_bytes, MADV_POPULATE_READ)) madvise((void *)f->bytes, f->n_bytes, MADV_WILLNEED);
+    }
+}
+
 void gguf_close(struct gguf *g) {
     if (!g) return;
     for (uint32_t i = 0; i < g->n_files; i++) {

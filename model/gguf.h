@@ -35,6 +35,10 @@ uint32_t gguf_n_files(const struct gguf *g);
 const char *gguf_file_path(const struct gguf *g, uint32_t file);
 uint64_t gguf_total_bytes(const struct gguf *g); /* all split files */
 
+/* Brings the files into memory now, so that the first use of a weight is not a page fault. Advice: a kernel that
+ * cannot (before Linux 5.14) reads ahead instead. For models that fit into RAM. */
+void gguf_prefault(const struct gguf *g);
+
 /* Key lookups. gguf_find returns an index or -1. The typed getters return 0, ST_NOT_FOUND, or ST_INVALID with
  * *e filled when the key has another type or the value does not fit; the integer getter accepts every integer type
  * but not bool, the float getter f32 and f64, finite only. *e is filled for ST_NOT_FOUND too. */

@@ -303,18 +303,6 @@ static int run_decode(struct bench *b, struct bench_result *r, uint32_t repeat) 
     return st;
 }
 
-/* Touches every page of the weights: else the first steps pay for page faults of experts not seen before. */
-static void touch_weights(const struct bench *b) {
-    const struct gguf *g = model_gguf(b->model);
-    volatile uint32_t sum = 0;
-    for (uint64_t i = 0; i < gguf_n_tensors(g); i++) {
-        const struct tensor *t = gguf_tensor(g, i);
-        for (size_t at = 0; at < t->n_bytes; at += 4096) {
-            sum += ((const unsigned char *)t->data)[at];
-        }
-    }
-}
-
 static int run_all(struct bench *b, struct err *e) {
     for (uint32_t i = 0; i < b->o.prompt.n; i++) {
         b->results[b->n_results++] = (struct bench_result){ .n = b->o.prompt.v[i] };
@@ -323,7 +311,7 @@ static int run_all(struct bench *b, struct err *e) {
         b->results[b->n_results++] = (struct bench_result){ .decode = true, .n = b->o.batch.v[i] };
     }
     b->rng = 1;
-    touch_weights(b);
+    gguf_prefault(model_gguf(b->model)); /* else the first steps pay for page faults of experts not seen before */
     int st = prefill(b, 0, list_max(&b->o.prompt)); /* warm-up */
     engine_ops()->kv_free(b->engine, 0);
     for (uint32_t repeat = 0; !st && repeat < b->o.repeat; repeat++) {

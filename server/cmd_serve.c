@@ -17,6 +17,7 @@
 #include "config/config.h"
 #include "engine/engine.h"
 #include "kernels/kernels.h"
+#include "model/gguf.h"
 #include "model/model.h"
 #include "model/tokenizer.h"
 #include "server/commands.h"
@@ -115,7 +116,7 @@ static int plan_memory(struct app *a, const struct engine_opts *o, struct err *e
     return ST_OK;
 }
 
-/* One token through every layer and the head: faults the weights in, and a broken model fails here, not at a client. */
+/* Weights into memory, then one token through every layer and the head: a broken model fails here, not at a client. */
 static int warm_up(struct app *a, struct err *e) {
     const struct engine_ops *ops = engine_ops();
     const struct kern_sample greedy = {.top_p = 1, .repetition_penalty = 1, .n_top_logprobs = -1};
@@ -126,6 +127,7 @@ static int warm_up(struct app *a, struct err *e) {
     struct step_out out = {.sampled = drawn};
     uint64_t t0 = clock_mono_ns();
     int rc = drawn == NULL ? ST_NOMEM : ops->kv_reserve(a->engine, 0, 1);
+    if (rc == ST_OK) gguf_prefault(model_gguf(a->model));
     if (rc == ST_OK) rc = ops->step(a->engine, &(struct batch){.items = &item, .n_items = 1, .n_tokens = 1}, &out);
     ops->kv_free(a->engine, 0);
     mem_free(drawn);
