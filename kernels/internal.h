@@ -12,7 +12,12 @@
 
 /* Tile functions take their tile shape as arguments and rely on inlining to make constants of it. Instrumented
  * builds leave them as plain functions: the same arithmetic, but a minute less of compiling per file. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define KERN__INSTRUMENTED 1
+#endif
+#endif
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || defined(KERN__INSTRUMENTED)
 #define KERN__TILE static
 #define KERN__UNROLL
 #elif defined(__clang__)
