@@ -4,7 +4,7 @@
  * GB/s of weights, beside what this core does in the same run at its best: int8 dot product, float FMA, DRAM read.
  * Weights come from DRAM: experts of 768 x 2048 are walked over a block larger than the caches, in slices of 64
  * rows as the engine cuts them. Each cell is the best of a few passes. Usage: taskset -c 1 kernel_bench [scalar|avx2|
- * avx512] [FORMAT]; about 10 seconds for everything. */
+ * avx512] [FORMAT]; about 20 seconds for everything. Quantised formats have two lines: rows as in the file, and packed. */
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -163,17 +163,23 @@ static double measure(const struct bench *b, struct kern_gemm *d, size_t n_exper
     return best;
 }
 
-static void bench_format(const struct bench *b, const struct format *f) {
+static void bench_format(const struct bench *b, const struct format *f, bool packed) {
     size_t row_bytes = (size_t)N_IN / f->elems * f->bytes, bytes = row_bytes * N_OUT;
     size_t n_experts = ((size_t)BLOCK_MIB << 20) / bytes;
-    fill_weights(f, b->block, bytes);
+    if (packed) { /* made in the second matrix, which is then overwritten */
+        fill_weights(f, b->block + bytes, bytes);
+        for (uint32_t r = 0; r < N_OUT; r += KERN_PACK_ROWS)
+            kern_pack_rows(f->dtype, b->block + bytes + r * row_bytes, N_IN, b->block + r * row_bytes);
+    } else {
+        fill_weights(f, b->block, bytes);
+    }
     for (size_t e = 1; e < n_experts; e++)
         memcpy(b->block + e * bytes, b->block, bytes);
     bool q8 = kern_gemm_wants_q8(f->dtype);
-    struct kern_gemm d = { .dtype = f->dtype, .row_bytes = row_bytes, .n_in = N_IN, .n_out = N_OUT,
+    struct kern_gemm d = { .dtype = f->dtype, .row_bytes = row_bytes, .packed = packed, .n_in = N_IN, .n_out = N_OUT,
                            .x = q8 ? (const void *)b->q : (const void *)b->x, .x_stride = q8 ? N_IN / 32 : N_IN,
                            .y = b->y, .y_stride = N_OUT };
-    printf("%-7s", f->name);
+    printf("%-7s%s", f->name, packed ? "packed" : "rows  ");
     for (uint32_t n = 1; n <= MAX_TOKENS; n *= 2) {
         d.n_tokens = n;
         double t = measure(b, &d, n_experts);
@@ -194,13 +200,16 @@ static void bench_all(const struct bench *b, const char *only) {
     printf("# DRAM read %.1f GB/s (one thread)\n", read_bandwidth(b->block, (size_t)BLOCK_MIB << 20));
     printf("# level %s, quantize %.2f G values/s; per number of rows: Gop/s, GB/s of weights\n", b->ops->name,
            (double)MAX_TOKENS * N_IN / t / 1e9);
-    printf("format ");
+    printf("format       ");
     for (uint32_t n = 1; n <= MAX_TOKENS; n *= 2)
         printf(" %7u rows", n);
     printf("\n");
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
-        if (!only || strcmp(only, formats[i].name) == 0)
-            bench_format(b, &formats[i]);
+        if (!only || strcmp(only, formats[i].name) == 0) {
+            bench_format(b, &formats[i], false);
+            if (kern_pack_fits(formats[i].dtype, N_OUT))
+                bench_format(b, &formats[i], true);
+        }
 }
 
 int main(int argc, char **argv) {

@@ -17,6 +17,7 @@ struct kern_gemm {
     enum dtype dtype;       /* of w                                                                  */
     const void *w;          /* [n_out, n_in] rows, row_bytes apart                                   */
     size_t row_bytes;
+    bool packed;            /* w is in the layout of pack.h: row0, row1 and n_out are multiples of 16 */
     uint32_t n_in, n_out;   /* n_in >= 1, a multiple of the format's block                           */
     const void *x;          /* float [rows, n_in] or struct kern_q8 [rows, n_in / 32]: see kern_gemm_wants_q8 */
     size_t x_stride;        /* in elements of x's type (floats or blocks) between rows               */
@@ -27,8 +28,9 @@ struct kern_gemm {
 };
 
 /* Computes y[:, row0 .. row1) for all tokens and writes nothing else; borrows everything for the call. Any
- * row0 <= row1 <= n_out; fastest where row1 - row0 is a multiple of 16, and with few tokens at 64 or more. Weights
- * are decoded once per 128 tokens, so give all tokens of an expert at once. The next rows up to n_out are prefetched. */
+ * row0 <= row1 <= n_out unless packed; fastest where row1 - row0 is a multiple of 16, and with few tokens at 64 or more.
+ * Give all tokens of an expert at once: unpacked weights are decoded once per 128 tokens, packed ones stay in cache.
+ * The next rows are prefetched. */
 typedef void (*kern_gemm_fn)(const struct kern_gemm *d, uint32_t row0, uint32_t row1);
 
 bool kern_gemm_wants_q8(enum dtype dtype);

@@ -41,6 +41,12 @@ void kern__decode_block(enum dtype dtype, const void *row, size_t b, struct kern
 
 bool kern__has_min(enum dtype dtype);
 
+/* Bytes of the largest block of any format. */
+#define KERN__BLOCK_MOST sizeof(struct block_q6_k)
+
+/* Format block `block` of row `row` of a packed matrix (pack.h) as it lay in the file. */
+void kern__packed_block(enum dtype dtype, const void *w, uint32_t row, size_t n_in, size_t block, void *out);
+
 /* The 16 values of IQ4_NL and IQ4_XS, and of MXFP4 (doubled, so that they are integers). */
 extern const int8_t kern__iq4_values[16];
 extern const int8_t kern__mxfp4_values[16];

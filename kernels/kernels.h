@@ -14,6 +14,7 @@
 #include "kernels/gemm.h"
 #include "kernels/moe.h"
 #include "kernels/norm.h"
+#include "kernels/pack.h"
 #include "kernels/quant.h"
 #include "kernels/rope.h"
 #include "kernels/router.h"

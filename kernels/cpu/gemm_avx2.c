@@ -11,7 +11,7 @@
 #define VEC_FN KERN_INLINE
 #define CODE_BYTE_BIAS 0 /* signed bytes stay signed */
 
-enum { ROWS = 8, TILE = 4, LINES_TOKENS = 1 };
+enum { ROWS = 8, TILE = 4, LINES_TOKENS = 1, FUSED_TOKENS = 8 };
 typedef __m256i vec;
 typedef __m256 vecf;
 typedef __m128i hvec;
@@ -27,9 +27,8 @@ VEC_FN vec v_set1_32(int c) { return _mm256_set1_epi32(c); }
 VEC_FN vec v_and(vec a, vec b) { return _mm256_and_si256(a, b); }
 VEC_FN vec v_or(vec a, vec b) { return _mm256_or_si256(a, b); }
 VEC_FN vec v_xor(vec a, vec b) { return _mm256_xor_si256(a, b); }
+VEC_FN vec v_add8(vec a, vec b) { return _mm256_add_epi8(a, b); }
 VEC_FN vec v_add32(vec a, vec b) { return _mm256_add_epi32(a, b); }
-VEC_FN vec v_mul32(vec a, vec b) { return _mm256_mullo_epi32(a, b); }
-VEC_FN vec v_mul16(vec a, vec b) { return _mm256_mullo_epi16(a, b); }
 VEC_FN vec v_srl16(vec a, int n) { return _mm256_srli_epi16(a, n); }
 VEC_FN vec v_sll16(vec a, int n) { return _mm256_slli_epi16(a, n); }
 VEC_FN vec v_srl32(vec a, int n) { return _mm256_srli_epi32(a, n); }
@@ -53,6 +52,8 @@ VEC_FN vecf v_halfs(vec a) {
     return _mm256_cvtph_ps(_mm256_castsi256_si128(low));
 }
 VEC_FN vecf h_to_float(hvec h) { return _mm256_cvtph_ps(h); }
+VEC_FN hvec h_load(const void *p) { return _mm_loadu_si128((const __m128i *)p); }
+VEC_FN vec v_bytes(const void *p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
 VEC_FN vec h_to_32(hvec h) { return _mm256_cvtepu16_epi32(h); }
 /* out[0] = the even 64-bit words of v, out[1] = the odd ones */
 VEC_FN void v_split_pairs(vec v, hvec out[2]) {
@@ -66,6 +67,10 @@ VEC_FN vecf v_e8m0(vec e) { /* kern__e8m0_half */
     return _mm256_castsi256_ps(_mm256_blendv_epi8(normal, tiny, _mm256_cmpgt_epi32(v_set1_32(2), e)));
 }
 VEC_FN vecf vf_mul(vecf a, vecf b) { return _mm256_mul_ps(a, b); }
+VEC_FN vecf vf_zero(void) { return _mm256_setzero_ps(); }
+VEC_FN vecf vf_set1(float f) { return _mm256_set1_ps(f); }
+VEC_FN vecf vf_madd(vecf a, vecf b, vecf c) { return _mm256_fmadd_ps(a, b, c); }
+VEC_FN void vf_store(float *p, vecf a) { _mm256_storeu_ps(p, a); }
 VEC_FN vecf vf_negate(vecf a) { return _mm256_xor_ps(a, _mm256_set1_ps(-0.0f)); }
 
 #include "kernels/cpu/gemm_panel.h"
@@ -114,29 +119,34 @@ VEC_FN __m256i dot_lines(enum kind kind, const __m256i c[4], const int8_t q[16])
 
 /* Block dot of 8 rows with one token, in units of the activation's d. */
 VEC_FN __m256 block_dot(enum kind kind, enum layout layout, const struct panel_block *w, const struct kern_q8 *x,
-                        __m256i bias) {
+                        int bias) {
     bool words = layout == LAYOUT_WORDS;
     __m256i lo = words ? dot_words(kind, w->code, x->q) : dot_lines(kind, w->code, x->q);
     __m256i hi = words ? dot_words(kind, w->code + 4, x->q + 16) : dot_lines(kind, w->code + 4, x->q + 16);
-    __m256i sum = broadcast4(x->sum);
-    if (kind == KIND_SIX) {
-        lo = _mm256_mullo_epi32(lo, w->sc[0]);
-        hi = _mm256_mullo_epi32(hi, w->sc[1]);
-        lo = _mm256_add_epi32(lo, _mm256_madd_epi16(w->sc_bias, sum));
+    const int total = x->sum[0] + x->sum[1]; /* in general registers: the multipliers are busy */
+    if (kind == KIND_SIX) { /* integers below 2^24 at every step, so floats are exact; the zero keeps a sum of 0 positive */
+        __m256 l = _mm256_cvtepi32_ps(_mm256_sub_epi32(lo, _mm256_set1_epi32(bias * x->sum[0])));
+        __m256 h = _mm256_cvtepi32_ps(_mm256_sub_epi32(hi, _mm256_set1_epi32(bias * x->sum[1])));
+        __m256 sum = _mm256_fmadd_ps(l, w->sc[0], _mm256_fmadd_ps(h, w->sc[1], _mm256_setzero_ps()));
+        return _mm256_mul_ps(sum, w->d);
     }
     if (kind == KIND_BIAS)
-        lo = _mm256_add_epi32(lo, _mm256_madd_epi16(bias, sum));
+        lo = _mm256_sub_epi32(lo, _mm256_set1_epi32(bias * total));
     __m256 dot = _mm256_cvtepi32_ps(_mm256_add_epi32(lo, hi));
     if (kind != KIND_MIN)
         return _mm256_mul_ps(dot, w->d);
-    __m256i total = _mm256_madd_epi16(_mm256_set1_epi16(1), sum);
-    return _mm256_fmadd_ps(dot, w->d, _mm256_mul_ps(w->m, _mm256_cvtepi32_ps(total)));
+    return _mm256_fmadd_ps(dot, w->d, _mm256_mul_ps(w->m, _mm256_cvtepi32_ps(_mm256_set1_epi32(total))));
 }
+
+KERN__TILE vecf packed_dot(enum kind kind, const struct panel_block *w, const struct kern_q8 *x, int bias) {
+    return block_dot(kind, LAYOUT_WORDS, w, x, bias);
+}
+
+#include "kernels/cpu/gemm_packed.h"
 
 KERN__TILE void tile_n(enum kind kind, enum layout layout, const int n, const struct tile *t) {
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     __m256i mask = _mm256_cmpgt_epi32(_mm256_set1_epi32((int)t->n_rows), lane);
-    __m256i bias = _mm256_set1_epi16((short)-t->bias);
     __m256 acc[TILE];
 #pragma GCC unroll 4
     for (int i = 0; i < n; i++)
@@ -147,7 +157,7 @@ KERN__TILE void tile_n(enum kind kind, enum layout layout, const int n, const st
 #pragma GCC unroll 4
         for (int i = 0; i < n; i++) {
             const struct kern_q8 *x = t->x[i] + b;
-            acc[i] = _mm256_fmadd_ps(block_dot(kind, layout, w, x, bias), _mm256_set1_ps(x->d), acc[i]);
+            acc[i] = _mm256_fmadd_ps(block_dot(kind, layout, w, x, t->bias), _mm256_set1_ps(x->d), acc[i]);
         }
     }
 #pragma GCC unroll 4
@@ -260,6 +270,6 @@ void kern__gemm_avx2(const struct kern_gemm *d, uint32_t row0, uint32_t row1) {
     case DTYPE_F32: gemm_float(d, DTYPE_F32, row0, row1); break;
     case DTYPE_F16: gemm_float(d, DTYPE_F16, row0, row1); break;
     case DTYPE_BF16: gemm_float(d, DTYPE_BF16, row0, row1); break;
-    default: gemm_quant(d, row0, row1); break;
+    default: (d->packed ? gemm_packed : gemm_quant)(d, row0, row1); break;
     }
 }

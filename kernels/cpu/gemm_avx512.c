@@ -9,7 +9,7 @@
 #define VEC_FN KERN_INLINE
 #define CODE_BYTE_BIAS 128 /* vpdpbusd wants unsigned codes */
 
-enum { ROWS = 16, TILE = 8, LINES_TOKENS = 2 };
+enum { ROWS = 16, TILE = 8, LINES_TOKENS = 2, FUSED_TOKENS = 8 };
 typedef __m512i vec;
 typedef __m512 vecf;
 typedef __m256i hvec;
@@ -27,9 +27,8 @@ VEC_FN vec v_set1_32(int c) { return _mm512_set1_epi32(c); }
 VEC_FN vec v_and(vec a, vec b) { return _mm512_and_si512(a, b); }
 VEC_FN vec v_or(vec a, vec b) { return _mm512_or_si512(a, b); }
 VEC_FN vec v_xor(vec a, vec b) { return _mm512_xor_si512(a, b); }
+VEC_FN vec v_add8(vec a, vec b) { return _mm512_add_epi8(a, b); }
 VEC_FN vec v_add32(vec a, vec b) { return _mm512_add_epi32(a, b); }
-VEC_FN vec v_mul32(vec a, vec b) { return _mm512_mullo_epi32(a, b); }
-VEC_FN vec v_mul16(vec a, vec b) { return _mm512_mullo_epi16(a, b); }
 VEC_FN vec v_srl16(vec a, int n) { return _mm512_srli_epi16(a, (unsigned)n); }
 VEC_FN vec v_sll16(vec a, int n) { return _mm512_slli_epi16(a, (unsigned)n); }
 VEC_FN vec v_srl32(vec a, int n) { return _mm512_srli_epi32(a, (unsigned)n); }
@@ -47,6 +46,8 @@ VEC_FN vecf v_to_float(vec a) { return _mm512_cvtepi32_ps(a); }
 VEC_FN vecf v_halfs(vec a) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(a)); }
 VEC_FN vecf v_halfs_at(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
 VEC_FN vecf h_to_float(hvec h) { return _mm512_cvtph_ps(h); }
+VEC_FN hvec h_load(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
+VEC_FN vec v_bytes(const void *p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)); }
 VEC_FN vec h_to_32(hvec h) { return _mm512_cvtepu16_epi32(h); }
 /* out[0] = the even 64-bit words of v, out[1] = the odd ones */
 VEC_FN void v_split_pairs(vec v, hvec out[2]) {
@@ -60,6 +61,10 @@ VEC_FN vecf v_e8m0(vec e) { /* kern__e8m0_half */
     return _mm512_castsi512_ps(_mm512_mask_sllv_epi32(normal, tiny, v_set1_32(0x00200000), e));
 }
 VEC_FN vecf vf_mul(vecf a, vecf b) { return _mm512_mul_ps(a, b); }
+VEC_FN vecf vf_zero(void) { return _mm512_setzero_ps(); }
+VEC_FN vecf vf_set1(float f) { return _mm512_set1_ps(f); }
+VEC_FN vecf vf_madd(vecf a, vecf b, vecf c) { return _mm512_fmadd_ps(a, b, c); }
+VEC_FN void vf_store(float *p, vecf a) { _mm512_storeu_ps(p, a); }
 VEC_FN vecf vf_negate(vecf a) { return _mm512_xor_ps(a, _mm512_set1_ps(-0.0f)); }
 
 #include "kernels/cpu/gemm_panel.h"
@@ -77,7 +82,7 @@ VEC_FN __m512i add_words(const __m512i p[4]) {
     return _mm512_add_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
 }
 
-/* Dots of weights 0..15 and 16..31 of 16 rows with one token; only lo + hi means anything unless `split`. */
+/* Adds the dots of weights 0..15 and 16..31 of 16 rows with one token; only lo + hi means anything unless `split`. */
 VEC_FN void dot_lines(const __m512i c[8], const int8_t q[32], bool split, __m512i *lo, __m512i *hi) {
     __m512i x0 = v_dup128(q), x1 = v_dup128(q + 16), zero = _mm512_setzero_si512(), a[4], b[4];
 #pragma GCC unroll 4
@@ -85,12 +90,13 @@ VEC_FN void dot_lines(const __m512i c[8], const int8_t q[32], bool split, __m512
         a[i] = _mm512_dpbusd_epi32(zero, c[i], x0);
         b[i] = _mm512_dpbusd_epi32(split ? zero : a[i], c[4 + i], x1);
     }
-    *lo = split ? add_words(a) : zero;
-    *hi = add_words(b);
+    if (split)
+        *lo = _mm512_add_epi32(*lo, add_words(a));
+    *hi = _mm512_add_epi32(*hi, add_words(b));
 }
 
+/* Adds to lo and hi. */
 VEC_FN void dot_words(const __m512i c[8], const int8_t q[32], __m512i *lo, __m512i *hi) {
-    *lo = *hi = _mm512_setzero_si512();
 #pragma GCC unroll 4
     for (int i = 0; i < 4; i++) {
         *lo = _mm512_dpbusd_epi32(*lo, c[i], broadcast4(q + 4 * i));
@@ -98,31 +104,37 @@ VEC_FN void dot_words(const __m512i c[8], const int8_t q[32], __m512i *lo, __m51
     }
 }
 
+VEC_FN __m512 scaled_sum(__m512 lo, __m512 hi, const __m512 sc[2]) {
+    return _mm512_fmadd_ps(lo, sc[0], _mm512_fmadd_ps(hi, sc[1], _mm512_setzero_ps()));
+}
+
 /* Block dot of 16 rows with one token, in units of the activation's d. */
 VEC_FN __m512 block_dot(enum kind kind, enum layout layout, const struct panel_block *w, const __m512i c[8],
-                        const struct kern_q8 *x, __m512i bias) {
-    __m512i lo, hi, sum = broadcast4(x->sum);
+                        const struct kern_q8 *x, int bias) {
+    const int total = x->sum[0] + x->sum[1]; /* in general registers: the multipliers are busy */
+    const bool split = kind == KIND_SIX;
+    __m512i lo = _mm512_set1_epi32(kind == KIND_MIN ? 0 : -bias * (split ? x->sum[0] : total));
+    __m512i hi = _mm512_set1_epi32(split ? -bias * x->sum[1] : 0);
     if (layout == LAYOUT_WORDS)
         dot_words(c, x->q, &lo, &hi);
     else
-        dot_lines(c, x->q, kind == KIND_SIX, &lo, &hi);
-    if (kind == KIND_SIX) {
-        lo = _mm512_mullo_epi32(lo, w->sc[0]);
-        hi = _mm512_mullo_epi32(hi, w->sc[1]);
-        lo = _mm512_dpwssd_epi32(lo, w->sc_bias, sum);
-    }
-    if (kind == KIND_BIAS || kind == KIND_BYTE)
-        lo = _mm512_dpwssd_epi32(lo, bias, sum);
+        dot_lines(c, x->q, split, &lo, &hi);
+    if (split) /* integers below 2^24 at every step, so floats are exact; the zero keeps a sum of 0 positive */
+        return _mm512_mul_ps(scaled_sum(_mm512_cvtepi32_ps(lo), _mm512_cvtepi32_ps(hi), w->sc), w->d);
     __m512 dot = _mm512_cvtepi32_ps(_mm512_add_epi32(lo, hi));
     if (kind != KIND_MIN)
         return _mm512_mul_ps(dot, w->d);
-    __m512i total = _mm512_dpwssd_epi32(_mm512_setzero_si512(), _mm512_set1_epi32(0x00010001), sum);
-    return _mm512_fmadd_ps(dot, w->d, _mm512_mul_ps(w->m, _mm512_cvtepi32_ps(total)));
+    return _mm512_fmadd_ps(dot, w->d, _mm512_mul_ps(w->m, _mm512_cvtepi32_ps(_mm512_set1_epi32(total))));
 }
+
+KERN__TILE vecf packed_dot(enum kind kind, const struct panel_block *w, const struct kern_q8 *x, int bias) {
+    return block_dot(kind, LAYOUT_WORDS, w, w->code, x, bias);
+}
+
+#include "kernels/cpu/gemm_packed.h"
 
 KERN__TILE void tile_n(enum kind kind, enum layout layout, const int n, const struct tile *t) {
     __mmask16 mask = (__mmask16)(0xffff >> (16 - t->n_rows));
-    __m512i bias = _mm512_set1_epi16((short)-t->bias);
     __m512 acc[TILE];
 #pragma GCC unroll 8
     for (int i = 0; i < n; i++)
@@ -137,7 +149,7 @@ KERN__TILE void tile_n(enum kind kind, enum layout layout, const int n, const st
 #pragma GCC unroll 8
         for (int i = 0; i < n; i++) {
             const struct kern_q8 *x = t->x[i] + b;
-            acc[i] = _mm512_fmadd_ps(block_dot(kind, layout, w, c, x, bias), _mm512_set1_ps(x->d), acc[i]);
+            acc[i] = _mm512_fmadd_ps(block_dot(kind, layout, w, c, x, t->bias), _mm512_set1_ps(x->d), acc[i]);
         }
     }
 #pragma GCC unroll 8
@@ -239,6 +251,6 @@ void kern__gemm_avx512(const struct kern_gemm *d, uint32_t row0, uint32_t row1) 
     case DTYPE_F32: gemm_float(d, DTYPE_F32, row0, row1); break;
     case DTYPE_F16: gemm_float(d, DTYPE_F16, row0, row1); break;
     case DTYPE_BF16: gemm_float(d, DTYPE_BF16, row0, row1); break;
-    default: gemm_quant(d, row0, row1); break;
+    default: (d->packed ? gemm_packed : gemm_quant)(d, row0, row1); break;
     }
 }

@@ -13,7 +13,7 @@
  * many tokens LAYOUT_LINES is the faster one), CODE_BYTE_BIAS, the types vec (of int), vecf (of ROWS float), hvec (of ROWS
  * 16-bit numbers), and
  *   v_load4(rows, off, i)  bytes off .. off+15 of row 4L + i in 128-bit lane L
- *   v_load v_dup128 v_set1_{8,32} v_and v_or v_xor v_add32 v_mul{16,32} v_s{rl,ll}{16,32} v_sra32, and v_unpack{lo,hi}N:
+ *   v_load v_dup128 v_set1_{8,32} v_and v_or v_xor v_add{8,32} v_s{rl,ll}{16,32} v_sra32, and v_unpack{lo,hi}N:
  *                          what the instructions of that name do, within 128-bit lanes
  *   v_table                looks bytes up in a table of 16 per lane;  v_16_where(a, bits): 16 in bytes where a & bits
  *   v_halfs                low 16 bits of each lane as f16;  v_halfs_at: ROWS f16 in memory;  h_to_float: of an hvec
@@ -28,6 +28,7 @@
 
 enum {
     CHUNK = 8,         /* blocks of 32: one super-block of the K formats                               */
+    MXFP4_BIAS = 12,   /* makes the codes of MXFP4 unsigned                                              */
     TOKEN_GROUP = 128, /* tokens per pass over the rows: 327 KB of activations at n_in 2048 stay in L2 */
 };
 
@@ -35,7 +36,7 @@ enum {
 enum kind {
     KIND_BIAS, /* codes <= 31, minus a constant                        */
     KIND_MIN,  /* codes <= 31, plus a float minimum per block          */
-    KIND_SIX,  /* codes <= 63, minus 32, integer scale per 16 weights  */
+    KIND_SIX,  /* codes <= 63, minus a constant, integer scale per 16 weights */
     KIND_BYTE, /* any signed byte, stored with CODE_BYTE_BIAS          */
 };
 
@@ -50,8 +51,7 @@ struct panel_block {
     vec code[8];
     vecf d;
     vecf m;      /* KIND_MIN                                                    */
-    vec sc[2];   /* KIND_SIX                                                    */
-    vec sc_bias; /* KIND_SIX: int16 pairs of -32 * sc[0], -32 * sc[1]           */
+    vecf sc[2];  /* KIND_SIX: integers                                          */
 };
 
 struct panel {
@@ -62,7 +62,7 @@ struct tile {
     const struct panel *panel;
     enum layout layout;
     unsigned n_blocks;
-    int32_t bias;                        /* KIND_BIAS                                  */
+    int32_t bias;                        /* of the codes, see enum kind                */
     uint32_t n_rows;                     /* of ROWS that exist                         */
     bool first;                          /* start from zero, else continue from y      */
     const struct kern_q8 *x[TILE];
@@ -253,17 +253,15 @@ VEC_FN void unpack_q4_1(enum layout l, const uint8_t *const rows[ROWS], unsigned
 /* Adds bit 4 of the codes; bit k of v's lane r is that of weight k of row r. */
 VEC_FN void fifth_bits(enum layout l, vec v, vec code[8]) {
     static const uint8_t bit_of_byte[16] = { 1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128 };
-    if (l == LAYOUT_WORDS) /* the product copies bit k of a nibble to bit 4 of byte k */
-        for (int j = 0; j < 8; j++, v = v_srl32(v, 4)) {
-            vec bit = v_mul32(v_and(v, v_set1_32(15)), v_set1_32(0x02040810));
-            code[j] = v_or(code[j], v_and(bit, v_set1_8(16)));
-        }
-    else /* word j of a lane belongs to that lane's row in code[j] and code[4 + j]: spread its bytes, test a bit each */
-        for (int j = 0; j < 8; j++) {
-            uint64_t byte = (uint64_t)(j % 4 * 4 + j / 4 * 2) * 0x0101010101010101u;
-            uint64_t spread[2] = { byte, byte + 0x0101010101010101u };
-            code[j] = v_or(code[j], v_16_where(v_table(v, v_dup128(spread)), v_dup128(bit_of_byte)));
-        }
+    const uint64_t ones = 0x0101010101010101u;
+#pragma GCC unroll 8
+    for (unsigned j = 0; j < 8; j++) { /* bring to each byte of code[j] the byte with its bit */
+        uint64_t spread[2]; /* LINES: word j of a lane is of that lane's row in code[j] and code[4 + j] */
+        spread[0] = l == LAYOUT_WORDS ? 0x0404040400000000u + j / 2 * ones : (j % 4 * 4 + j / 4 * 2) * ones;
+        spread[1] = spread[0] + (l == LAYOUT_WORDS ? 8 * ones : ones);
+        vec bits = l == LAYOUT_WORDS ? v_set1_32((int)(j % 2 ? 0x80402010 : 0x08040201)) : v_dup128(bit_of_byte);
+        code[j] = v_or(code[j], v_16_where(v_table(v, v_dup128(spread)), bits));
+    }
 }
 
 VEC_FN void unpack_q5_0(enum layout l, const uint8_t *const rows[ROWS], unsigned n, struct panel *p) {
@@ -295,6 +293,11 @@ VEC_FN void unpack_q5_1(enum layout l, const uint8_t *const rows[ROWS], unsigned
     spread_d_m(&d_m, p);
 }
 
+VEC_FN void flip_bytes(vec code[8]) {
+    for (int j = 0; j < 8; j++)
+        code[j] = v_xor(code[j], v_set1_8((char)CODE_BYTE_BIAS));
+}
+
 VEC_FN void unpack_q8_0(enum layout l, const uint8_t *const rows[ROWS], unsigned n, struct panel *p) {
     enum { SIZE = sizeof(struct block_q8_0) };
     struct halfs d;
@@ -302,8 +305,7 @@ VEC_FN void unpack_q8_0(enum layout l, const uint8_t *const rows[ROWS], unsigned
     for (unsigned b = 0; b < n; b++) {
         load_codes(l, rows, b * SIZE + 2, p->b[b].code);
         load_codes(l, rows, b * SIZE + 18, p->b[b].code + 4);
-        for (int j = 0; j < 8; j++)
-            p->b[b].code[j] = v_xor(p->b[b].code[j], v_set1_8((char)CODE_BYTE_BIAS));
+        flip_bytes(p->b[b].code);
     }
     spread_d(&d, p);
 }
@@ -313,9 +315,17 @@ VEC_FN void look_up(vec table, vec code[8]) {
         code[j] = v_table(table, code[j]);
 }
 
+VEC_FN vec iq4_table(void) {
+    return v_xor(v_dup128(kern__iq4_values), v_set1_8((char)CODE_BYTE_BIAS));
+}
+
+VEC_FN vec mxfp4_table(void) {
+    return v_add8(v_dup128(kern__mxfp4_values), v_set1_8(MXFP4_BIAS));
+}
+
 VEC_FN void unpack_iq4_nl(enum layout l, const uint8_t *const rows[ROWS], unsigned n, struct panel *p) {
     enum { SIZE = sizeof(struct block_iq4_nl) };
-    vec table = v_xor(v_dup128(kern__iq4_values), v_set1_8((char)CODE_BYTE_BIAS));
+    vec table = iq4_table();
     struct halfs d;
     gather_halfs(rows, 0, SIZE, n, &d);
     for (unsigned b = 0; b < n; b++) {
@@ -326,11 +336,8 @@ VEC_FN void unpack_iq4_nl(enum layout l, const uint8_t *const rows[ROWS], unsign
 }
 
 VEC_FN void unpack_mxfp4(enum layout l, const uint8_t *const rows[ROWS], unsigned n, struct panel *p) {
-    enum { SIZE = sizeof(struct block_mxfp4), BIAS = 12 };
-    int8_t biased[16];
-    for (int i = 0; i < 16; i++)
-        biased[i] = (int8_t)(kern__mxfp4_values[i] + BIAS);
-    vec table = v_dup128(biased);
+    enum { SIZE = sizeof(struct block_mxfp4) };
+    vec table = mxfp4_table();
     struct halfs e;
     gather_halfs(rows, 0, SIZE, n, &e);
     for (unsigned b = 0; b < n; b++) {
@@ -348,19 +355,23 @@ VEC_FN vec byte_of(vec v, unsigned j) {
     return v_and(v_srl32(v, 8 * (int)(j % 4)), v_set1_32(255));
 }
 
-/* The 16 bytes that open a Q4_K or Q5_K block: d, dmin, 12 bytes of 8 x (6-bit scale, 6-bit min). Four scales sit
- * in one 32-bit word, so the split (as kern__scale_min does it) works on all rows and four sub-blocks at once. */
+/* Scale and minimum of sub-block j from w, the 16 bytes that open a Q4_K or Q5_K block: d, dmin, 12 bytes of 8 x (6-bit
+ * scale, 6-bit min). Four scales sit in one 32-bit word, so the split (as kern__scale_min does it) works on all rows and
+ * four sub-blocks at once; the compiler keeps it for the other three. */
+VEC_FN void k_scale(const vec w[4], unsigned j, struct panel_block *to) {
+    vec low6 = v_set1_8(63), top2 = v_set1_8(0x30);
+    vec sc = j < 4 ? v_and(w[1], low6) : v_or(nibble_low(w[3]), v_and(v_srl32(w[1], 2), top2));
+    vec mn = j < 4 ? v_and(w[2], low6) : v_or(nibble_high(w[3]), v_and(v_srl32(w[2], 2), top2));
+    to->d = vf_mul(v_halfs(w[0]), v_to_float(byte_of(sc, j)));
+    to->m = vf_negate(vf_mul(v_halfs(v_srl32(w[0], 16)), v_to_float(byte_of(mn, j))));
+}
+
 VEC_FN void k_scales(const uint8_t *const rows[ROWS], struct panel *p) {
     vec w[4];
     load_words(rows, 0, w);
-    vecf d = v_halfs(w[0]), dmin = v_halfs(v_srl32(w[0], 16));
-    vec low6 = v_set1_8(63), top2 = v_set1_8(0x30);
-    vec sc[2] = { v_and(w[1], low6), v_or(nibble_low(w[3]), v_and(v_srl32(w[1], 2), top2)) };
-    vec mn[2] = { v_and(w[2], low6), v_or(nibble_high(w[3]), v_and(v_srl32(w[2], 2), top2)) };
-    for (unsigned j = 0; j < 8; j++) {
-        p->b[j].d = vf_mul(d, v_to_float(byte_of(sc[j / 4], j)));
-        p->b[j].m = vf_negate(vf_mul(dmin, v_to_float(byte_of(mn[j / 4], j))));
-    }
+#pragma GCC unroll 8
+    for (unsigned j = 0; j < 8; j++)
+        k_scale(w, j, &p->b[j]);
 }
 
 VEC_FN void unpack_q4_k(enum layout l, const uint8_t *const rows[ROWS], unsigned n, struct panel *p) {
@@ -397,7 +408,12 @@ VEC_FN void unpack_q5_k(enum layout l, const uint8_t *const rows[ROWS], unsigned
     }
 }
 
-/* 16 signed scales, 2 per block of 32, as 32-bit numbers and as int16 pairs times -32 for the bias. */
+/* Scales of sub-block j from w = the word of signed bytes that holds them, 2 per block of 32. */
+VEC_FN void q6_scale(vec w, unsigned j, struct panel_block *to) {
+    to->sc[0] = v_to_float(v_sra32(v_sll32(w, j % 2 ? 8 : 24), 24));
+    to->sc[1] = v_to_float(v_sra32(v_sll32(w, j % 2 ? 0 : 16), 24));
+}
+
 VEC_FN void q6_scales(const uint8_t *const rows[ROWS], struct panel *p) {
     vec w[4];
     uint16_t h[ROWS];
@@ -405,12 +421,9 @@ VEC_FN void q6_scales(const uint8_t *const rows[ROWS], struct panel *p) {
         memcpy(&h[r], rows[r] + offsetof(struct block_q6_k, d), 2);
     load_words(rows, offsetof(struct block_q6_k, scales), w);
     vecf d = v_halfs_at(h);
+#pragma GCC unroll 8
     for (unsigned b = 0; b < 8; b++) {
-        vec lo = v_sra32(v_sll32(w[b / 2], b % 2 ? 8 : 24), 24), hi = v_sra32(v_sll32(w[b / 2], b % 2 ? 0 : 16), 24);
-        vec pair = v_or(v_and(lo, v_set1_32(0xffff)), v_sll32(hi, 16));
-        p->b[b].sc[0] = lo;
-        p->b[b].sc[1] = hi;
-        p->b[b].sc_bias = v_mul16(pair, v_set1_32((int)0xffe0ffe0)); /* -32 in both halves */
+        q6_scale(w[b / 2], b, &p->b[b]);
         p->b[b].d = d;
     }
 }
@@ -435,16 +448,20 @@ VEC_FN void unpack_q6_k(enum layout l, const uint8_t *const rows[ROWS], unsigned
     }
 }
 
+/* w[0] = d and scales_h, w[1] = scales_l */
+VEC_FN vecf iq4_xs_scale(const vec w[2], unsigned b) {
+    vec low = v_and(v_srl32(w[1], 4 * (int)b), v_set1_32(15));
+    vec high = v_and(v_srl32(w[0], 16 + 2 * (int)b), v_set1_32(3));
+    return vf_mul(v_halfs(w[0]), v_to_float(v_add32(v_or(low, v_sll32(high, 4)), v_set1_32(-32))));
+}
+
 VEC_FN void unpack_iq4_xs(enum layout l, const uint8_t *const rows[ROWS], unsigned n, struct panel *p) {
     (void)n;
-    vec table = v_xor(v_dup128(kern__iq4_values), v_set1_8((char)CODE_BYTE_BIAS)), w[4];
-    load_words(rows, 0, w); /* w[0] = d and scales_h, w[1] = scales_l */
-    vecf d = v_halfs(w[0]);
+    vec table = iq4_table(), w[4];
+    load_words(rows, 0, w);
+#pragma GCC unroll 8
     for (unsigned b = 0; b < 8; b++) {
-        vec low = v_and(v_srl32(w[1], 4 * (int)b), v_set1_32(15));
-        vec high = v_and(v_srl32(w[0], 16 + 2 * (int)b), v_set1_32(3));
-        vec sc = v_add32(v_or(low, v_sll32(high, 4)), v_set1_32(-32));
-        p->b[b].d = vf_mul(d, v_to_float(sc));
+        p->b[b].d = iq4_xs_scale(w, b);
         split_nibbles(l, rows, offsetof(struct block_iq4_xs, qs) + 16 * b, p->b[b].code);
         look_up(table, p->b[b].code);
     }
@@ -482,7 +499,7 @@ static const struct format *format_of(enum dtype dtype) {
         [DTYPE_IQ4_NL] = { { unpack_iq4_nl_words, unpack_iq4_nl_lines }, KIND_BYTE, 128,
                            CHUNK * sizeof(struct block_iq4_nl) },
         [DTYPE_IQ4_XS] = { { unpack_iq4_xs_words, unpack_iq4_xs_lines }, KIND_BYTE, 128, sizeof(struct block_iq4_xs) },
-        [DTYPE_MXFP4] = { { unpack_mxfp4_words, unpack_mxfp4_lines }, KIND_BIAS, 12, CHUNK * sizeof(struct block_mxfp4) },
+        [DTYPE_MXFP4] = { { unpack_mxfp4_words, unpack_mxfp4_lines }, KIND_BIAS, MXFP4_BIAS, CHUNK * sizeof(struct block_mxfp4) },
     };
     return &table[dtype];
 }

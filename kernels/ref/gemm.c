@@ -29,13 +29,21 @@ static float block_dot(const struct kern__block *w, const struct kern_q8 *x, boo
     return has_min ? fmaf(isum, w->d, w->m * (float)(x->sum[0] + x->sum[1])) : isum * w->d;
 }
 
-static void quant_row(const struct kern_gemm *d, const void *w, uint32_t r) {
+static void quant_row(const struct kern_gemm *d, uint32_t r) {
     bool has_min = kern__has_min(d->dtype);
+    const char *w = (const char *)d->w + (size_t)r * d->row_bytes;
+    const uint32_t parts = dtype_info((uint32_t)d->dtype)->block_elems / 32;
+    _Alignas(4) uint8_t unpacked[KERN__BLOCK_MOST];
     for (uint32_t t = 0; t < d->n_tokens; t++)
         d->y[t * d->y_stride + r] = 0;
     for (uint32_t b = 0; b < d->n_in / 32; b++) {
         struct kern__block blk;
-        kern__decode_block(d->dtype, w, b, &blk);
+        if (d->packed && b % parts == 0)
+            kern__packed_block(d->dtype, d->w, r, d->n_in, b / parts, unpacked);
+        if (d->packed)
+            kern__decode_block(d->dtype, unpacked, b % parts, &blk);
+        else
+            kern__decode_block(d->dtype, w, b, &blk);
         for (uint32_t t = 0; t < d->n_tokens; t++) {
             const struct kern_q8 *x = (const struct kern_q8 *)x_row(d, t, sizeof *x) + b;
             float *y = d->y + t * d->y_stride + r;
@@ -61,7 +69,8 @@ static float float_dot(enum dtype dtype, const void *w, const float *x, uint32_t
     return acc[0];
 }
 
-static void float_row(const struct kern_gemm *d, const void *w, uint32_t r) {
+static void float_row(const struct kern_gemm *d, uint32_t r) {
+    const void *w = (const char *)d->w + (size_t)r * d->row_bytes;
     for (uint32_t t = 0; t < d->n_tokens; t++)
         d->y[t * d->y_stride + r] = float_dot(d->dtype, w, x_row(d, t, sizeof(float)), d->n_in);
 }
@@ -69,11 +78,10 @@ static void float_row(const struct kern_gemm *d, const void *w, uint32_t r) {
 void kern__gemm_scalar(const struct kern_gemm *d, uint32_t row0, uint32_t row1) {
     bool q8 = kern_gemm_wants_q8(d->dtype);
     for (uint32_t r = row0; r < row1; r++) {
-        const void *w = (const char *)d->w + (size_t)r * d->row_bytes;
         if (q8)
-            quant_row(d, w, r);
+            quant_row(d, r);
         else
-            float_row(d, w, r);
+            float_row(d, r);
     }
 }
 
@@ -83,12 +91,20 @@ size_t kern_gemm_exact_floats(uint32_t n_in) {
     return (size_t)EXACT_ROWS * n_in;
 }
 
+static void dequant(const struct kern_gemm *d, uint32_t r, float *out) {
+    if (d->packed)
+        kern_dequant_packed_row(d->dtype, d->w, r, d->n_in, out);
+    else
+        kern_dequant_row(d->dtype, (const char *)d->w + (size_t)r * d->row_bytes, d->n_in, out);
+}
+
 void kern_gemm_exact(kern_gemm_fn gemm, const struct kern_gemm *d, uint32_t row0, uint32_t row1, float *scratch) {
     for (uint32_t r = row0; r < row1; r += EXACT_ROWS) {
         uint32_t n = row1 - r < EXACT_ROWS ? row1 - r : EXACT_ROWS;
         for (uint32_t i = 0; i < n; i++)
-            kern_dequant_row(d->dtype, (const char *)d->w + (size_t)(r + i) * d->row_bytes, d->n_in, scratch + (size_t)i * d->n_in);
+            dequant(d, r + i, scratch + (size_t)i * d->n_in);
         struct kern_gemm f = *d;
+        f.packed = false;
         f.dtype = DTYPE_F32;
         f.w = scratch;
         f.row_bytes = (size_t)d->n_in * sizeof(float);
