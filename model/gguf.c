@@ -135,6 +135,20 @@ void gguf_close(struct gguf *g) {
     mem_free(g);
 }
 
+/* Whole pages around a range; the last one may pass the end of the file, whose mapping is whole pages too. */
+static int advise(const struct gguf *g, const struct tensor *t, size_t from, size_t n_bytes, int advice) {
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), at = (uintptr_t)t->data + from, start = at & ~(page - 1);
+    return g->files[t->file].mapped && n_bytes ? madvise((void *)start, at + n_bytes - start, advice) : 0;
+}
+
+void gguf_fetch(const struct gguf *g, const struct tensor *t, size_t from, size_t n_bytes) {
+    if (advise(g, t, from, n_bytes, MADV_POPULATE_READ)) advise(g, t, from, n_bytes, MADV_WILLNEED);
+}
+
+void gguf_drop(const struct gguf *g, const struct tensor *t, size_t from, size_t n_bytes) {
+    advise(g, t, from, n_bytes, MADV_DONTNEED);
+}
+
 uint32_t gguf_version(const struct gguf *g) { return g->files[0].version; }
 uint32_t gguf_n_files(const struct gguf *g) { return g->n_files; }
 const char *gguf_file_path(const struct gguf *g, uint32_t file) { return g->files[file].path; }

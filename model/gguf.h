@@ -38,6 +38,10 @@ uint64_t gguf_total_bytes(const struct gguf *g); /* all split files */
 /* Brings the files into memory now, so that the first use of a weight is not a page fault. Advice: a kernel that
  * cannot (before Linux 5.14) reads ahead instead. For models that fit into RAM. */
 void gguf_prefault(const struct gguf *g);
+/* The same for a range of one tensor's bytes, and the opposite: drop lets this process go of its pages; the data comes
+ * back from the file when touched again. */
+void gguf_fetch(const struct gguf *g, const struct tensor *t, size_t from, size_t n_bytes);
+void gguf_drop(const struct gguf *g, const struct tensor *t, size_t from, size_t n_bytes);
 
 /* Key lookups. gguf_find returns an index or -1. The typed getters return 0, ST_NOT_FOUND, or ST_INVALID with
  * *e filled when the key has another type or the value does not fit; the integer getter accepts every integer type

@@ -474,6 +474,31 @@ static void write_parts(const struct dir *d) {
     write_part(d, "m-00003-of-00003.gguf", 2, 3, 3, "c");
 }
 
+/* Letting go of pages and bringing them in never changes a byte, of a mapped file or of borrowed memory. */
+TEST(fetch_and_drop_keep_the_bytes) {
+    struct dir d = make_dir();
+    struct bytes f = good_file();
+    struct gguf *g[2];
+    write_file(&d, "other.gguf", f.p, f.n);
+    CHECK(gguf_open(&g[0], in_dir(&d, "other.gguf"), NULL) == 0);
+    CHECK(gguf_open_memory(&g[1], f.p, f.n, NULL) == 0);
+    for (int i = 0; i < 2; i++) {
+        const struct tensor *t = gguf_find_tensor(g[i], "w");
+        unsigned char before[64 / 32 * 34 * 3];
+        CHECK(t && t->n_bytes == sizeof before);
+        memcpy(before, t->data, sizeof before);
+        gguf_drop(g[i], t, 0, t->n_bytes);
+        CHECK(memcmp(before, t->data, sizeof before) == 0);
+        gguf_drop(g[i], t, 17, 5);
+        gguf_fetch(g[i], t, 3, t->n_bytes - 3);
+        gguf_fetch(g[i], t, t->n_bytes, 0);
+        CHECK(memcmp(before, t->data, sizeof before) == 0);
+        gguf_close(g[i]);
+    }
+    free(f.p);
+    remove_dir(&d);
+}
+
 TEST(opens_split_files) {
     struct dir d = make_dir();
     struct gguf *g;
@@ -570,6 +595,7 @@ int main(void) {
     RUN(random_flips_never_crash);
     RUN(failed_allocations_leak_nothing);
     RUN(many_keys_and_colliding_names);
+    RUN(fetch_and_drop_keep_the_bytes);
     RUN(opens_split_files);
     RUN(refuses_bad_split_files);
     RUN(refuses_odd_files);
