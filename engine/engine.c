@@ -72,12 +72,14 @@ int engine_open(struct engine **out, const struct engine_opts *o, struct err *e)
     if (st) {
         goto fail;
     }
-    en->embd = model_token_embd(o->model);
     en->head = engine__matrix_of(o, model_output(o->model));
     st = engine__weights_floats(model_output_norm(o->model), &en->out_norm, e);
+    st = st ? st : engine__repack(en, e);
     if (st) {
         goto fail;
     }
+    bool tied = model_output(o->model) == model_token_embd(o->model);
+    en->embd = tied ? en->head : engine__matrix_of(o, model_token_embd(o->model));
     setup_rope(en);
     setup_router(en);
     *out = en;
@@ -94,6 +96,7 @@ void engine_close(struct engine *en) {
     if (en->block) {
         mem_unmap(en->block, en->plan.mem.kv + en->plan.mem.scratch);
     }
+    mem_unmap(en->packed, en->plan.mem.repacked);
     mem_free(en);
 }
 

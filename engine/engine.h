@@ -93,10 +93,12 @@ struct engine_opts {
     enum engine_kv_type kv_type;
     bool exact;                      /* activations stay float for quantised weights too: several times slower, no rounding */
     uint64_t ram_bytes;              /* ceiling for weights + KV + scratch; 0 = no ceiling              */
+    bool repack;                     /* copy weights into the kernels' layout at open; else read them from the file */
 };
 
 struct engine_memory {               /* bytes */
     uint64_t weights, kv, scratch, total;
+    uint64_t repacked;               /* of weights: what open copies into memory of its own; the rest is the mapped file */
     uint32_t n_ctx, kv_tokens;       /* what the plan settled on */
 };
 

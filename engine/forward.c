@@ -63,10 +63,15 @@ static void lay_out_rows(struct engine__pass *p) {
 static void embed_rows(struct engine__pass *p, uint32_t row0, uint32_t row1) {
     const struct engine *en = p->en;
     const struct engine__scratch *s = &en->s;
-    size_t n = en->hp->n_embd, row_bytes = dtype_row_bytes(dtype_info(en->embd->dtype), n);
+    const struct engine__matrix *m = &en->embd;
+    const size_t n = en->hp->n_embd;
     for (uint32_t r = row0; r < row1; r++) {
-        const unsigned char *row = (const unsigned char *)en->embd->data + (size_t)s->row_token[r] * row_bytes;
-        kern_dequant_row(en->embd->dtype, row, n, s->x + r * n);
+        const size_t token = (size_t)s->row_token[r];
+        if (m->packed) {
+            kern_dequant_packed_row(m->dtype, m->w, (uint32_t)token, n, s->x + r * n);
+        } else {
+            kern_dequant_row(m->dtype, (const unsigned char *)m->w + token * m->row_bytes, n, s->x + r * n);
+        }
         kern_rope_table(&en->rope, s->row_pos[r], s->rope_cs + (size_t)r * en->hp->rope_dim);
     }
 }

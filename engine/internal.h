@@ -15,7 +15,6 @@
 #include "base/pool.h"
 #include "engine/engine.h"
 #include "kernels/kernels.h"
-#include "model/expert_bank.h"
 #include "model/model.h"
 
 enum {
@@ -55,11 +54,17 @@ bool engine__layout(const struct engine_opts *o, struct engine__plan *pl, struct
 
 struct engine__matrix {
     enum dtype dtype;
+    bool packed;                /* kernels/pack.h */
     uint32_t n_in, n_out;
     size_t row_bytes;
-    const void *w;              /* view into the model                        */
+    const void *w;              /* view into the model, or into engine.packed  */
     bool q8;                    /* takes its input as struct kern_q8, not float */
 };
+
+/* Expert i of a stacked matrix {n_in, n_out, n_experts}; packed or not, experts follow each other. */
+static inline const void *engine__expert(const struct engine__matrix *m, uint32_t i) {
+    return (const unsigned char *)m->w + i * (m->n_out * m->row_bytes);
+}
 
 struct engine__layer {
     const float *attn_norm, *ffn_norm;             /* [n_embd]                             */
@@ -79,6 +84,10 @@ struct engine__matrix engine__matrix_of(const struct engine_opts *o, const struc
 static inline bool engine__takes_q8(const struct engine_opts *o, enum dtype t) {
     return !o->exact && kern_gemm_wants_q8(t);
 }
+
+/* ---- repack.c ---- */
+void engine__repack_plan(const struct engine_opts *o, struct engine_memory *mem); /* fills weights and repacked */
+int engine__repack(struct engine *en, struct err *e); /* after the matrices are bound: maps en->packed, moves them there */
 
 /* ---- kv.c: paged KV cache ---- */
 
@@ -181,13 +190,13 @@ struct engine {
     float *inv_freq;
     struct kern_router router;
     struct engine__layer *layers;
-    const struct tensor *embd;
     const float *out_norm;
-    struct engine__matrix head;
+    struct engine__matrix embd, head; /* the same one when tied */
     struct engine__kv kv;
     struct engine__scratch s;
     struct engine__stats stats;
     unsigned char *block;         /* mem_map: everything above that is carved */
+    unsigned char *packed;        /* mem_map, plan.mem.repacked bytes: repacked weights, or NULL */
 };
 
 /* Work over the pool. A task writes only its own part of the output. */

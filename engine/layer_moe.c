@@ -65,24 +65,16 @@ static struct ffn_task ffn_task(const struct engine__pass *p, uint32_t task, uin
     const struct engine__layer *l = &en->layers[p->layer];
     const uint32_t n_strips = (n_columns + p->strip - 1) / p->strip;
     const uint32_t expert = (uint32_t)en->s.active[task / n_strips], col0 = task % n_strips * p->strip;
-    struct ffn_task t = {
+    return (struct ffn_task){
         .l = l,
-        .gate = l->gate.w,
-        .up = l->up.w,
-        .down = l->down.w,
+        .gate = engine__expert(&l->gate, expert),
+        .up = engine__expert(&l->up, expert),
+        .down = engine__expert(&l->down, expert),
         .col0 = col0,
         .col1 = col0 + p->strip < n_columns ? col0 + p->strip : n_columns,
         .pair0 = (uint32_t)en->s.first[expert],
         .pair1 = (uint32_t)en->s.first[expert + 1],
     };
-    if (l->router.w) {
-        struct expert ex;
-        expert_bank_get(en->o.model, p->layer, expert, &ex);
-        t.gate = ex.gate.data;
-        t.up = ex.up.data;
-        t.down = ex.down.data;
-    }
-    return t;
 }
 
 /* Columns [col0, col1) of W x for n sorted pairs into y [n, stride]. */

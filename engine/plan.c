@@ -128,7 +128,7 @@ bool engine__layout(const struct engine_opts *o, struct engine__plan *pl, struct
     en->inv_freq = engine__carve(&c, hp->rope_dim / 2, sizeof *en->inv_freq);
     c.used = (c.used + 4095) & ~UINT64_C(4095);
     pl->mem.scratch = c.used - pl->mem.kv;
-    pl->mem.weights = engine__weights_bytes(o->model);
+    engine__repack_plan(o, &pl->mem);
     pl->mem.total = pl->mem.weights + c.used;
     pl->mem.n_ctx = pl->n_ctx;
     pl->mem.kv_tokens = pl->n_pages * ENGINE__PAGE_TOKENS;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Binds the model's tensors to the form the layer loop wants: matrices as (type, shape, rows), norms and biases as
- * float arrays, and which inputs must be quantised. Copies nothing: every pointer is a view into the mapped file, so
- * the weights live in the page cache. Runs once at open. */
+ * float arrays, and which inputs must be quantised. Copies nothing: every pointer is a view into the mapped file;
+ * repack.c may move matrices out of it. Runs once at open. */
 #include "engine/internal.h"
 
 #include "model/gguf.h"

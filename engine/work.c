@@ -91,6 +91,7 @@ struct kern_gemm engine__gemm(const struct engine__matrix *m, const float *x, co
         .dtype = m->dtype,
         .w = m->w,
         .row_bytes = m->row_bytes,
+        .packed = m->packed,
         .n_in = m->n_in,
         .n_out = m->n_out,
         .x = m->q8 ? (const void *)xq : x,

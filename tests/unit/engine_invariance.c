@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Batch invariance of the whole engine: the logits of a position are the same bits whether its sequence ran alone
- * token by token on one thread, or in any mixed batch with any chunking, thread count, start from a forked prefix,
- * or in the last layer's short cut for wanted rows. Random arrivals, several models and weight formats. */
+ * token by token on one thread, or in any mixed batch with any chunking, thread count, start from a forked prefix, with
+ * weights repacked or in the file, or in the last layer's short cut for wanted rows. Random arrivals, several models and weight formats. */
 #include "tests/unit/test.h"
 
 #include "base/pool.h"
@@ -29,12 +29,13 @@ struct truth {
     float logits[N_TEXTS][TEXT_MAX][N_VOCAB];
 };
 
-static int rig_engine(struct rig *r, int n_threads, enum kern_level level, enum engine_kv_type kv) {
+static int rig_engine(struct rig *r, int n_threads, enum kern_level level, enum engine_kv_type kv, bool repack) {
     struct err e = { 0 };
     struct pool_opts po = { .n_threads = n_threads, .spin_us = 20 };
     struct engine_opts o = {
         .model = r->model, .kern = kern_cpu_ops(level), .n_seqs = N_SLOTS, .n_running = N_SLOTS, .max_batch_tokens = BATCH, .kv_type = kv,
     };
+    o.repack = repack;
     int st = pool_open(&r->pool, &po, &e);
     o.pool = r->pool;
     if (!st) {
@@ -238,6 +239,8 @@ static const struct tiny_model MODELS[] = {
       .ff = 160, .n_experts = 4, .n_used = 2, .attn = DTYPE_F16, .gate = DTYPE_MXFP4, .down = DTYPE_BF16, .head = DTYPE_IQ4_NL, .seed = 13 },
     { .arch = "llama", .n_layers = 1, .n_embd = 64, .n_vocab = N_VOCAB, .n_ctx = 128, .n_heads = 2, .n_kv_heads = 2, .head_dim = 32,
       .ff = 200, .attn = DTYPE_Q5_0, .gate = DTYPE_F32, .down = DTYPE_F32, .head = DTYPE_F32, .seed = 14 },
+    { .arch = "llama", .n_layers = 1, .n_embd = 256, .n_vocab = N_VOCAB, .n_ctx = 128, .n_heads = 8, .n_kv_heads = 2, .head_dim = 32,
+      .ff = 200, .attn = DTYPE_IQ4_XS, .gate = DTYPE_Q4_0, .down = DTYPE_F32, .head = DTYPE_Q5_K, .tied = true, .seed = 15 },
 };
 
 static void run_model(const char *test_name_, const struct tiny_model *m, enum engine_kv_type kv) {
@@ -250,16 +253,17 @@ static void run_model(const char *test_name_, const struct tiny_model *m, enum e
         }
         rng_state = m->seed;
         make_texts(&t);
-        CHECK(rig_engine(&r, 1, level, kv) == 0);
+        CHECK(rig_engine(&r, 1, level, kv, false) == 0);
         CHECK(make_truth(&r, &t) == 0);
         for (int i = 0; i < N_VOCAB; i++) {
             CHECK(isfinite(t.logits[0][t.n[0] - 1][i]));
         }
         rig_close_engine(&r);
-        for (int threads = 1; threads <= 4; threads += 3) {
-            CHECK(rig_engine(&r, threads, level, kv) == 0);
-            CHECKF(random_run(&r, &t, level == KERN_SCALAR ? 12 : 40), /* scalar is 50 times slower */
-                   "level %s, %d threads", kern_cpu_ops(level)->name, threads);
+        const struct { int threads; bool repack; } others[] = { { 1, true }, { 4, false }, { 4, true } };
+        for (int i = 0; i < 3; i++) {
+            CHECK(rig_engine(&r, others[i].threads, level, kv, others[i].repack) == 0);
+            CHECKF(random_run(&r, &t, level == KERN_SCALAR ? 8 : 30), /* scalar is 50 times slower */
+                   "level %s, %d threads, repack %d", kern_cpu_ops(level)->name, others[i].threads, others[i].repack);
             rig_close_engine(&r);
         }
     }
@@ -271,11 +275,13 @@ TEST(qwen3moe_mixed_formats) { run_model(test_name_, &MODELS[0], ENGINE_KV_F16);
 TEST(olmoe_k_quants) { run_model(test_name_, &MODELS[1], ENGINE_KV_BF16); }
 TEST(llama_moe_float_and_mxfp4) { run_model(test_name_, &MODELS[2], ENGINE_KV_F32); }
 TEST(llama_dense_one_layer) { run_model(test_name_, &MODELS[3], ENGINE_KV_F16); }
+TEST(llama_dense_head_is_embedding) { run_model(test_name_, &MODELS[4], ENGINE_KV_F16); }
 
 int main(void) {
     RUN(qwen3moe_mixed_formats);
     RUN(olmoe_k_quants);
     RUN(llama_moe_float_and_mxfp4);
     RUN(llama_dense_one_layer);
+    RUN(llama_dense_head_is_embedding);
     return test_failed_;
 }

@@ -66,7 +66,7 @@ static double relative_difference(struct engine *en, const struct fixture *x, ui
 static int open_engine(const struct model *m, enum kern_level level, bool exact, struct pool **pool, struct engine **en, struct err *e) {
     struct engine_opts o = {
         .model = m, .kern = kern_cpu_ops(level), .n_seqs = 1, .n_running = 1, .max_batch_tokens = MAX_TOKENS, .kv_type = ENGINE_KV_F32,
-        .exact = exact,
+        .exact = exact, .repack = exact,
     };
     int st = pool_open(pool, &(struct pool_opts){ .n_threads = 2 }, e);
     o.pool = *pool;

@@ -58,9 +58,32 @@ TEST(plan_is_what_open_reserves) {
     mem_stats(&before);
     CHECK(engine_open(&en, &r.o, NULL) == 0);
     mem_stats(&after);
-    CHECK(after.mapped_bytes - before.mapped_bytes == m.kv + m.scratch);
+    CHECK(m.repacked == 0 && after.mapped_bytes - before.mapped_bytes == m.kv + m.scratch);
     engine_ops()->info(en, &info);
     CHECK(info.n_ctx == m.n_ctx && info.n_pages * info.page_tokens == m.kv_tokens && info.n_vocab == 80);
+    engine_close(en);
+    mem_stats(&after);
+    CHECK(after.mapped_bytes == before.mapped_bytes && after.n_live == before.n_live);
+    rig_close(&r);
+}
+
+/* Repacked weights replace the file's: they move into memory that the plan names, and the total stays but for padding. */
+TEST(plan_counts_repacked_weights) {
+    struct rig r;
+    struct engine *en;
+    struct engine_memory plain, m;
+    struct mem_stats before, after;
+    CHECK(rig_open(&r) == 0);
+    CHECK(engine_plan_memory(&r.o, &plain, NULL) == 0);
+    r.o.repack = true;
+    CHECK(engine_plan_memory(&r.o, &m, NULL) == 0);
+    CHECK(m.repacked > plain.weights / 2 && m.repacked < m.weights); /* norms, router and embedding stay */
+    CHECK(m.weights >= plain.weights && m.weights < plain.weights + 64 * 15 && m.kv == plain.kv && m.scratch == plain.scratch);
+    CHECK(m.total == m.weights + m.kv + m.scratch);
+    mem_stats(&before);
+    CHECK(engine_open(&en, &r.o, NULL) == 0);
+    mem_stats(&after);
+    CHECK(after.mapped_bytes - before.mapped_bytes == m.repacked + m.kv + m.scratch && after.n_live == before.n_live + 1);
     engine_close(en);
     mem_stats(&after);
     CHECK(after.mapped_bytes == before.mapped_bytes && after.n_live == before.n_live);
@@ -138,6 +161,7 @@ TEST(failed_open_leaks_nothing) {
     struct mem_stats before, after;
     int st = ST_NOMEM;
     CHECK(rig_open(&r) == 0);
+    r.o.repack = true;
     mem_stats(&before);
     for (uint64_t n = 0; st; n++) {
         CHECK(n < 10);
@@ -251,6 +275,7 @@ TEST(bad_batches_change_nothing) {
 
 int main(void) {
     RUN(plan_is_what_open_reserves);
+    RUN(plan_counts_repacked_weights);
     RUN(ceiling_shrinks_what_is_automatic);
     RUN(too_small_a_ceiling_says_what_is_missing);
     RUN(bad_options);

@@ -22,6 +22,7 @@ struct tiny_model {
     uint32_t ff;               /* dense, or of an expert when n_experts > 0 */
     uint32_t n_experts, n_used;
     enum dtype attn, gate, down, head; /* weight formats: attention, gate and up, down, embedding and output */
+    bool tied;                 /* no output matrix: the embedding is the head */
     uint64_t seed;
 };
 
@@ -207,7 +208,9 @@ static inline int tiny_write(const struct tiny_model *m, char *path) {
     t->rng = m->seed;
     tiny_add(t, "token_embd.weight", m->head, 0, m->n_embd, m->n_vocab, 0);
     tiny_add(t, "output_norm.weight", DTYPE_F32, 1, m->n_embd, 0, 0);
-    tiny_add(t, "output.weight", m->head, 0, m->n_embd, m->n_vocab, 0);
+    if (!m->tied) {
+        tiny_add(t, "output.weight", m->head, 0, m->n_embd, m->n_vocab, 0);
+    }
     for (uint32_t i = 0; i < m->n_layers; i++) {
         tiny_layer(t, m, i);
     }
