@@ -37,6 +37,7 @@ struct config {
     uint32_t kv_tokens;           /* tokens in the whole KV cache; 0 = max_running * context, at most what fits */
     char *kv_type;                /* f16 | f32 | bf16                                                  */
     uint64_t ram_bytes;           /* ceiling for everything; 0 = what is free now minus a margin       */
+    bool repack;                  /* weights in the kernels' layout in memory of their own, not in the mapped file */
     /* cpu */
     uint32_t threads;             /* 0 = physical cores this process may use                           */
     char *cpus;                   /* "0-3,8" pins workers; "" = no pinning                             */

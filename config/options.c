@@ -65,6 +65,9 @@ const struct option config__options[] = {
       "f32 doubles the memory and is for comparisons; bf16 has less precision than f16.\n" },
     { "ram", 0, OPTION_BYTES, FIELD(ram_bytes), 0, 1ull << 50, NULL, "0", NULL, "ceiling for weights, KV and scratch (0 = automatic)",
       "0 takes what is free at start (the container's limit respected) minus a safety margin, and says so in the log.\n" },
+    { "repack", 0, OPTION_BOOL, FIELD(repack), 0, 0, NULL, "on", NULL, "copy weights into the kernels' layout at start",
+      "Faster, above all in decoding; the copy replaces the file's pages in memory, the answers are the same. off reads the\n"
+      "weights where they lie in the file: for a model larger than memory, or to share it between processes.\n" },
 
     { "threads", 't', OPTION_U32, FIELD(threads), 0, 1024, NULL, "0", "CPU", "compute threads (0 = physical cores)",
       "0 takes one per physical core this process may use (affinity and container quota respected).\n" },

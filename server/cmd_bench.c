@@ -30,7 +30,7 @@ enum { MAX_LIST = 16, MAX_REPEAT = 64, MAX_TESTS = 2 * MAX_LIST, SPIN_US = 200 }
 struct bench_list { uint32_t v[MAX_LIST]; uint32_t n; };
 
 struct bench_opts {
-    const char *model, *json, *cpu_level, *kv_type;
+    const char *model, *json, *cpu_level, *kv_type, *repack;
     struct bench_list prompt, batch;
     uint32_t threads, gen, context, repeat, batch_tokens;
 };
@@ -70,6 +70,7 @@ static const char USAGE[] =
     "  --repeat N          measurements per test, the median counts (default 3)\n"
     "  --cpu-level L       auto, scalar, avx2 or avx512\n"
     "  --kv-type T         f16, bf16 or f32\n"
+    "  --repack on|off     copy weights into the kernels' layout (default on)\n"
     "  --json FILE         also write the results as JSON ('-' = stdout instead of the table)\n";
 
 static bool parse_u32(const char *s, uint32_t min, uint32_t max, uint32_t *out, char **end) {
@@ -107,6 +108,7 @@ static bool parse_option(struct bench_opts *o, const char *name, const char *val
     if (!strcmp(name, "--repeat")) return parse_number(value, 1, MAX_REPEAT, &o->repeat);
     const struct { const char *name; const char **to; } strings[] = {
         { "--cpu-level", &o->cpu_level }, { "--kv-type", &o->kv_type }, { "--json", &o->json },
+        { "--repack", &o->repack },
     };
     for (size_t i = 0; i < sizeof strings / sizeof strings[0]; i++) {
         if (!strcmp(name, strings[i].name)) {
@@ -120,7 +122,7 @@ static bool parse_option(struct bench_opts *o, const char *name, const char *val
 /* 0, or the exit code. */
 static int parse_args(struct bench_opts *o, int argc, char **argv) {
     *o = (struct bench_opts){
-        .cpu_level = "auto", .kv_type = "f16", .prompt = { { 512 }, 1 }, .batch = { { 1, 8, 32 }, 3 },
+        .cpu_level = "auto", .kv_type = "f16", .repack = "on", .prompt = { { 512 }, 1 }, .batch = { { 1, 8, 32 }, 3 },
         .gen = 64, .context = 64, .repeat = 3, .batch_tokens = 512,
     };
     for (int i = 0; i < argc; i++) {
@@ -212,6 +214,10 @@ static int open_engine(struct bench *b, struct err *e) {
         .kv_tokens = (uint32_t)kv_tokens,
         .max_batch_tokens = o->batch_tokens > n_batch ? o->batch_tokens : n_batch,
     };
+    if (strcmp(o->repack, "on") && strcmp(o->repack, "off")) {
+        return err_set(e, ST_INVALID, "--repack: expected on or off, found %s", o->repack);
+    }
+    eo.repack = !strcmp(o->repack, "on");
     int st = pick_level(o->cpu_level, &b->kern, e);
     st = st ? st : pick_kv_type(o->kv_type, &eo.kv_type, e);
     st = st ? st : model_open(&b->model, o->model, e);
@@ -311,7 +317,9 @@ static int run_all(struct bench *b, struct err *e) {
         b->results[b->n_results++] = (struct bench_result){ .decode = true, .n = b->o.batch.v[i] };
     }
     b->rng = 1;
-    gguf_prefault(model_gguf(b->model)); /* else the first steps pay for page faults of experts not seen before */
+    if (!strcmp(b->o.repack, "off")) {
+        gguf_prefault(model_gguf(b->model)); /* else the first steps pay for page faults of experts not seen before */
+    }
     int st = prefill(b, 0, list_max(&b->o.prompt)); /* warm-up */
     engine_ops()->kv_free(b->engine, 0);
     for (uint32_t repeat = 0; !st && repeat < b->o.repeat; repeat++) {

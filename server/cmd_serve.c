@@ -127,7 +127,7 @@ static int warm_up(struct app *a, struct err *e) {
     struct step_out out = {.sampled = drawn};
     uint64_t t0 = clock_mono_ns();
     int rc = drawn == NULL ? ST_NOMEM : ops->kv_reserve(a->engine, 0, 1);
-    if (rc == ST_OK) gguf_prefault(model_gguf(a->model));
+    if (rc == ST_OK && !a->config.repack) gguf_prefault(model_gguf(a->model)); /* repacking has read the file already */
     if (rc == ST_OK) rc = ops->step(a->engine, &(struct batch){.items = &item, .n_items = 1, .n_tokens = 1}, &out);
     ops->kv_free(a->engine, 0);
     mem_free(drawn);
@@ -145,6 +145,7 @@ static int open_engine(struct app *a, struct err *e) {
         .n_seqs = c->prefix_cache ? 2 * c->max_running : c->max_running, .kv_tokens = c->kv_tokens,
         .max_batch_tokens = c->batch_tokens > c->max_running ? c->batch_tokens : c->max_running, .ram_bytes = a->ram_bytes,
         .exact = strcmp(c->activations, "f32") == 0,
+        .repack = c->repack,
         .kv_type = strcmp(c->kv_type, "f32") == 0 ? ENGINE_KV_F32 : strcmp(c->kv_type, "bf16") == 0 ? ENGINE_KV_BF16 : ENGINE_KV_F16,
     };
     int rc = plan_memory(a, &o, e);
