@@ -51,7 +51,10 @@ LIBS_engine    := -lpcre2-8
 LIBS_scheduler := -lpcre2-8
 LIBS_server    := -lpcre2-8 -luv -lcjson $(LLHTTP_LIB)
 
-srcs     = $(filter-out server/main.c,$(wildcard $(1)/*.c $(1)/*/*.c))
+# Kernels of other architectures than the compiler's target stay out.
+ARCH := $(firstword $(subst -, ,$(shell $(CC) -dumpmachine)))
+ALIEN := $(if $(filter x86_64,$(ARCH)),,$(wildcard kernels/cpu/*_avx*.c)) $(if $(filter aarch64,$(ARCH)),,$(wildcard kernels/cpu/*_neon.c))
+srcs     = $(filter-out server/main.c $(ALIEN),$(or $(SRCS_$(1)),$(wildcard $(1)/*.c $(1)/*/*.c)))
 objs     = $(patsubst %.c,$(B)/%.o,$(call srcs,$(1)))
 archives = $(patsubst %,$(B)/lib%.a,$(DEPS_$(1)))
 
@@ -77,15 +80,17 @@ $(B)/helpers/$(1)_%: $(B)/tests/helpers/$(1)_%.o $(call archives,$(1)) $(if $(fi
 endef
 $(foreach f,$(FOLDERS),$(eval $(call folder_rules,$(f))))
 
-# One translation unit per instruction set, chosen at run time by cpuid.
-ISA_avx2   := -mavx2 -mfma -mf16c -mbmi2
-ISA_avx512 := -mavx2 -mfma -mf16c -mbmi2 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni
-ISA = $(if $(filter %_avx512.c,$<),$(ISA_avx512),$(if $(filter %_avx2.c,$<),$(ISA_avx2)))
+# One translation unit per instruction set, <family>_<set>.c, chosen at run time by what the CPU has.
+ISA_avx2    := -mavx2 -mfma -mf16c -mbmi2
+ISA_avxvnni := $(ISA_avx2) -mavxvnni
+ISA_avx512  := $(ISA_avx2) -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni
+ISA_neon    := -march=armv8.2-a+dotprod
+isa = $(if $(filter kernels/cpu/%,$(1)),$(ISA_$(lastword $(subst _, ,$(basename $(1))))))
 
 $(B)/%.o: %.c
 	@mkdir -p $(@D)
 	@echo "CC   $<"
-	$(Q)$(CC) $(CSTD) $(WARN) $(CFLAGS) $(if $(filter kernels/%,$<),$(if $(SAN),,-O3)) $(ISA) $(SANF) $(PKG) $(LLHTTP_INC) -c -o $@ $<
+	$(Q)$(CC) $(CSTD) $(WARN) $(CFLAGS) $(if $(filter kernels/%,$<),$(if $(SAN),,-O3)) $(call isa,$<) $(SANF) $(PKG) $(LLHTTP_INC) -c -o $@ $<
 
 $(B)/llhttp/%.o: $(LLHTTP_SRC_DIR)/%.c
 	@mkdir -p $(@D)
@@ -97,6 +102,7 @@ help:
 	@echo "make run [MODEL=f.gguf]   set up, build, get the demo model, serve on 127.0.0.1:8080"
 	@echo "make test                 set up, then every test; ends with 'N passed, N failed, N skipped'"
 	@echo "make check                build and run the tests without set-up; TESTS_ONLY='a b' picks some"
+	@echo "make check-arm            the kernel tests on aarch64, cross-compiled and emulated"
 	@echo "make lint                 house rules, second compiler"
 	@echo "make fuzz                 fuzz targets for FUZZ_SECONDS (60) each"
 	@echo "make bench                build the bench programs in $(B)/bench"
@@ -136,13 +142,25 @@ check-build: $(B)/moed $(TESTS) $(HELPERS)
 check: check-build
 	@tests/run.sh $(B) $(TESTS_ONLY)
 
+# The kernels on aarch64: cross-compiled, run by an emulator; SAN=address,undefined works too. Of model/ they need one
+# file, of the libraries none.
+ARM_TESTS := $(patsubst tests/unit/%.c,%,$(wildcard tests/unit/kernels_*.c))
+.PHONY: check-arm
+check-arm:
+	@tools/setup.sh arm
+	@$(MAKE) --no-print-directory -j$(JOBS) check-arm-run CC=aarch64-linux-gnu-gcc VARIANT=aarch64-$(VARIANT) \
+	   SRCS_model=model/quant_fmt.c LIBS_kernels= PKG=
+.PHONY: check-arm-run
+check-arm-run: $(patsubst %,$(B)/tests/%,$(ARM_TESTS))
+	@ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=0:allocator_may_return_null=1 \
+	   TEST_RUNNER='qemu-aarch64-static -cpu max -L /usr/aarch64-linux-gnu' tests/run.sh $(B) $(ARM_TESTS)
+
 # clang as a second opinion: other warnings than gcc's.
 .PHONY: lint
 lint:
 	@tools/lint.py
-	@for f in $(foreach d,$(FOLDERS),$(wildcard $(d)/*.c $(d)/*/*.c)); do \
-	   clang $(CSTD) $(WARN) $(PKG) $(LLHTTP_INC) -fsyntax-only -MF /dev/null \
-	     $$(case $$f in *_avx512.c) echo $(ISA_avx512);; *_avx2.c) echo $(ISA_avx2);; esac) $$f || exit 1; done
+	@$(foreach f,$(filter-out $(ALIEN),$(foreach d,$(FOLDERS),$(wildcard $(d)/*.c $(d)/*/*.c))), \
+	   clang $(CSTD) $(WARN) $(PKG) $(LLHTTP_INC) -fsyntax-only -MF /dev/null $(call isa,$(f)) $(f) &&) true
 
 # libFuzzer targets: the code under test is compiled with clang, coverage and sanitizers, in its own variant.
 FUZZ_SECONDS ?= 60

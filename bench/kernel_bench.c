@@ -3,8 +3,8 @@
  * Speed of the matrix product on one core: per format and number of activation rows, Gop/s (2 per multiply-add) and
  * GB/s of weights, beside what this core does in the same run at its best: int8 dot product, float FMA, DRAM read.
  * Weights come from DRAM: experts of 768 x 2048 are walked over a block larger than the caches, in slices of 64
- * rows as the engine cuts them. Each cell is the best of a few passes. Usage: taskset -c 1 kernel_bench [scalar|avx2|
- * avx512] [FORMAT]; about 20 seconds for everything. Quantised formats have two lines: rows as in the file, and packed. */
+ * rows as the engine cuts them. Each cell is the best of a few passes. Usage: taskset -c 1 kernel_bench [LEVEL] [FORMAT];
+ * about 20 seconds for everything. Quantised formats have two lines: rows as in the file, and packed. */
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -213,14 +213,10 @@ static void bench_all(const struct bench *b, const char *only) {
 }
 
 int main(int argc, char **argv) {
-    static const char *const names[KERN_N_LEVELS] = { "scalar", "avx2", "avx512" };
     enum kern_level level = kern_cpu_best();
-    if (argc > 1)
-        for (level = KERN_SCALAR; level < KERN_N_LEVELS && strcmp(argv[1], names[level]); level++)
-            ;
-    struct bench b = { .ops = level < KERN_N_LEVELS ? kern_cpu_ops(level) : NULL };
+    struct bench b = { .ops = argc < 2 || kern_level_find(argv[1], &level) ? kern_cpu_ops(level) : NULL };
     if (!b.ops) {
-        fprintf(stderr, "kernel_bench: '%s': no such level, or not on this CPU (scalar, avx2, avx512)\n", argv[1]);
+        fprintf(stderr, "kernel_bench: '%s': no such level, or not on this CPU (scalar, avx2, avxvnni, avx512, neon)\n", argv[1]);
         return 2;
     }
     size_t n = (size_t)MAX_TOKENS * N_IN;

@@ -73,7 +73,7 @@ const struct option config__options[] = {
       "0 takes one per physical core this process may use (affinity and container quota respected).\n" },
     { "cpus", 0, OPTION_STRING, FIELD(cpus), 0, 0, NULL, "", NULL, "pin compute threads, e.g. 0-3,8",
       "Empty: the kernel decides. Pin when other work shares the machine.\n" },
-    { "cpu-level", 0, OPTION_ENUM, FIELD(cpu_level), 0, 0, "auto|scalar|avx2|avx512", "auto", NULL, "instruction set of the kernels",
+    { "cpu-level", 0, OPTION_ENUM, FIELD(cpu_level), 0, 0, "auto|scalar|avx2|avxvnni|avx512|neon", "auto", NULL, "instruction set of the kernels",
       "auto takes the best this CPU has. The others are for comparisons; asking for more than the CPU has is an error.\n" },
     { "activations", 0, OPTION_ENUM, FIELD(activations), 0, 0, "q8|f32", "q8", NULL, "precision of the inputs of quantised weights",
       "q8 rounds the inputs of quantised matrices to 8 bits in blocks of 32, as other CPU servers do; f32 does not round and is\n"

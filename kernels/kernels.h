@@ -20,12 +20,20 @@
 #include "kernels/router.h"
 #include "kernels/sample.h"
 
-enum kern_level { KERN_SCALAR, KERN_AVX2, KERN_AVX512 /* F BW VL DQ VNNI */, KERN_N_LEVELS };
+/* In order of preference. A CPU may have a later level and not an earlier one: AVX-512 without AVX-VNNI is common. */
+enum kern_level {
+    KERN_SCALAR,
+    KERN_AVX2,    /* with FMA, F16C, BMI2 */
+    KERN_AVXVNNI, /* AVX2 and AVX-VNNI    */
+    KERN_AVX512,  /* F BW VL DQ VNNI      */
+    KERN_NEON,    /* aarch64 with dotprod */
+    KERN_N_LEVELS
+};
 
 /* Only what has more than one implementation is in the table; the rest are plain functions in the family headers. */
 struct kern_ops {
     enum kern_level level;
-    const char *name; /* "scalar", "avx2", "avx512" */
+    const char *name; /* "scalar", "avx2", "avxvnni", "avx512", "neon" */
     kern_gemm_fn gemm;
     kern_quantize_fn quantize;
     kern_attn_fn attn;
@@ -34,8 +42,12 @@ struct kern_ops {
     kern_axpy_fn axpy;
 };
 
-/* Both ask cpuid on every call, which costs tens of microseconds in a virtual machine: call once, keep the pointer. */
-enum kern_level kern_cpu_best(void);                      /* what this CPU can run (cpuid and OS state) */
+/* Both ask the CPU on every call, and cpuid costs tens of microseconds in a virtual machine: call once, keep the pointer. */
+enum kern_level kern_cpu_best(void);                      /* last level that this CPU can run (CPU and OS state) */
 const struct kern_ops *kern_cpu_ops(enum kern_level level); /* static table; NULL when the CPU cannot run it */
+
+/* Names of all levels, those of other CPUs too. */
+const char *kern_level_name(enum kern_level level);
+bool kern_level_find(const char *name, enum kern_level *out); /* false, *out untouched: no such level */
 
 #endif

@@ -68,7 +68,7 @@ static const char USAGE[] =
     "  --context N         tokens each sequence has before decode is measured (default 64)\n"
     "  --batch-tokens N    tokens of one prefill step (default 512)\n"
     "  --repeat N          measurements per test, the median counts (default 3)\n"
-    "  --cpu-level L       auto, scalar, avx2 or avx512\n"
+    "  --cpu-level L       auto, scalar, avx2, avxvnni, avx512 or neon\n"
     "  --kv-type T         f16, bf16 or f32\n"
     "  --repack on|off     copy weights into the kernels' layout (default on)\n"
     "  --json FILE         also write the results as JSON ('-' = stdout instead of the table)\n";
@@ -152,17 +152,13 @@ static uint32_t list_max(const struct bench_list *l) {
 }
 
 static int pick_level(const char *name, const struct kern_ops **out, struct err *e) {
-    *out = kern_cpu_ops(kern_cpu_best());
-    if (!strcmp(name, "auto")) {
-        return ST_OK;
+    enum kern_level level = kern_cpu_best();
+    if (strcmp(name, "auto") && !kern_level_find(name, &level)) {
+        return err_set(e, ST_INVALID, "--cpu-level: expected auto, scalar, avx2, avxvnni, avx512 or neon; found %s", name);
     }
-    for (int i = 0; i < KERN_N_LEVELS; i++) {
-        *out = kern_cpu_ops((enum kern_level)i);
-        if (*out && !strcmp((*out)->name, name)) {
-            return ST_OK;
-        }
-    }
-    return err_set(e, ST_INVALID, "--cpu-level: expected auto, scalar, avx2 or avx512, as this CPU has them; found %s", name);
+    *out = kern_cpu_ops(level);
+    return *out ? ST_OK : err_set(e, ST_INVALID, "--cpu-level: this CPU cannot run %s; auto would take %s", name,
+                                  kern_level_name(kern_cpu_best()));
 }
 
 static int pick_kv_type(const char *name, enum engine_kv_type *out, struct err *e) {

@@ -72,10 +72,8 @@ static int open_pool(struct app *a, struct err *e) {
 }
 
 static const struct kern_ops *pick_kernels(const struct config *c, struct err *e) {
-    enum kern_level level = strcmp(c->cpu_level, "avx512") == 0 ? KERN_AVX512
-                          : strcmp(c->cpu_level, "avx2") == 0   ? KERN_AVX2
-                          : strcmp(c->cpu_level, "scalar") == 0 ? KERN_SCALAR
-                                                                : kern_cpu_best();
+    enum kern_level level = kern_cpu_best();
+    kern_level_find(c->cpu_level, &level); /* not for auto; the config has refused everything else */
     const struct kern_ops *ops = kern_cpu_ops(level);
     if (ops == NULL)
         err_set(e, ST_UNSUPPORTED, "cpu-level: this CPU cannot run %s; auto would take %s", c->cpu_level,

@@ -6,6 +6,7 @@
 # hangs or prints no case is a failure. A skip must be listed in tests/expected-skips, else it fails the run.
 #
 # Usage: run.sh BUILD_DIR [NAME...]    NAME: a program, e.g. base_units or test_openai; default: all
+# TEST_RUNNER: a command that runs the C programs, such as an emulator.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 build=$1
@@ -56,7 +57,8 @@ wanted() {
 
 for t in tests/unit/*.c; do
     name=$(basename "$t" .c)
-    if wanted "$name" "$@"; then run_one "$name" "$build/tests/$name"; fi
+    # shellcheck disable=SC2086
+    if wanted "$name" "$@"; then run_one "$name" ${TEST_RUNNER:-} "$build/tests/$name"; fi
 done
 for t in tests/e2e/test_*.py; do
     name=$(basename "$t" .py)

@@ -3,10 +3,10 @@
 # Make sure the Debian/Ubuntu packages that a target needs are installed.
 # Root: installs them. Others: prints the one command to run and exits 1.
 #
-# Usage: setup.sh build|test|fuzz
+# Usage: setup.sh build|test|fuzz|arm
 set -euo pipefail
 
-what=${1:?usage: setup.sh build|test|fuzz}
+what=${1:?usage: setup.sh build|test|fuzz|arm}
 
 # llhttp is a library package on newer systems; Debian 12 ships its C sources in node-llhttp.
 llhttp() {
@@ -18,6 +18,10 @@ llhttp() {
 }
 
 packages() {
+    if [ "$what" = arm ]; then
+        echo make gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static
+        return
+    fi
     echo gcc make pkg-config libc6-dev libuv1-dev libcjson-dev libpcre2-dev python3 python3-pip ca-certificates
     llhttp
     case $what in

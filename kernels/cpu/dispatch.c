@@ -1,27 +1,44 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Which kernels this machine may run: instruction sets from cpuid, vector state the OS saves from XGETBV. The
- * tables are constant; the caller keeps the pointer it gets, so nothing is cached here. */
+ * Which kernels this machine may run. x86-64: instruction sets from cpuid, vector state the OS saves from XGETBV;
+ * aarch64: what Linux reports in the auxiliary vector. The tables are constant; the caller keeps the pointer it gets,
+ * so nothing is cached here. */
 #include "kernels/kernels.h"
+
+#include <string.h>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
 #endif
 
 #include "kernels/internal.h"
 
-#if defined(__x86_64__)
-#define OPS(LEVEL, NAME)                                                                                         \
-    { .level = LEVEL, .name = #NAME, .gemm = kern__gemm_##NAME, .quantize = kern__quantize_##NAME,               \
-      .attn = kern__attn_##NAME, .rms_norm = kern__rms_norm_##NAME, .swiglu = kern__swiglu_##NAME,               \
-      .axpy = kern__axpy_##NAME }
-
-static const struct kern_ops ops_table[KERN_N_LEVELS] = {
-    [KERN_SCALAR] = OPS(KERN_SCALAR, scalar),
-    [KERN_AVX2] = OPS(KERN_AVX2, avx2),
-    [KERN_AVX512] = OPS(KERN_AVX512, avx512),
+static const char *const level_names[KERN_N_LEVELS] = {
+    [KERN_SCALAR] = "scalar", [KERN_AVX2] = "avx2", [KERN_AVXVNNI] = "avxvnni", [KERN_AVX512] = "avx512", [KERN_NEON] = "neon",
 };
 
+/* GEMM is the level of the matrix product, REST that of everything else. */
+#define OPS(GEMM, REST)                                                                                          \
+    .name = #GEMM, .gemm = kern__gemm_##GEMM, .quantize = kern__quantize_##REST, .attn = kern__attn_##REST,      \
+    .rms_norm = kern__rms_norm_##REST, .swiglu = kern__swiglu_##REST, .axpy = kern__axpy_##REST
+
+static const struct kern_ops ops_table[KERN_N_LEVELS] = {
+    [KERN_SCALAR] = { .level = KERN_SCALAR, OPS(scalar, scalar) },
+#if defined(__x86_64__)
+    [KERN_AVX2] = { .level = KERN_AVX2, OPS(avx2, avx2) },
+    [KERN_AVXVNNI] = { .level = KERN_AVXVNNI, OPS(avxvnni, avx2) },
+    [KERN_AVX512] = { .level = KERN_AVX512, OPS(avx512, avx512) },
+#elif defined(__aarch64__)
+    [KERN_NEON] = { .level = KERN_NEON, OPS(neon, neon) },
+#endif
+};
+
+#define BIT(level) (1u << (level))
+#define HAS(reg, bits) (((reg) & (bits)) == (bits))
+
+#if defined(__x86_64__)
 /* Register state that the OS saves on a context switch (XCR0). Needs OSXSAVE. */
 static uint32_t xcr0(void) {
     uint32_t lo, hi;
@@ -29,32 +46,51 @@ static uint32_t xcr0(void) {
     return lo;
 }
 
-#define HAS(reg, bits) (((reg) & (bits)) == (bits))
-
-enum kern_level kern_cpu_best(void) {
-    enum { XCR0_YMM = 0x06, XCR0_ZMM = 0xe6 };
-    uint32_t a, b, c, d, b7, c7;
+/* A BIT per level that this CPU can run. */
+static uint32_t levels(void) {
+    enum { XCR0_YMM = 0x06, XCR0_ZMM = 0xe6, AVXVNNI_7_1_EAX = 1 << 4 };
+    uint32_t a, b, c, d, max7, b7, c7, a71 = 0, found = BIT(KERN_SCALAR);
     if (!__get_cpuid(1, &a, &b, &c, &d) || !HAS(c, bit_OSXSAVE | bit_AVX | bit_FMA | bit_F16C))
-        return KERN_SCALAR;
-    if (!__get_cpuid_count(7, 0, &a, &b7, &c7, &d) || !HAS(b7, bit_AVX2 | bit_BMI2) || !HAS(xcr0(), XCR0_YMM))
-        return KERN_SCALAR;
-    if (!HAS(b7, bit_AVX512F | bit_AVX512BW | bit_AVX512VL | bit_AVX512DQ) || !HAS(c7, bit_AVX512VNNI) ||
-        !HAS(xcr0(), XCR0_ZMM))
-        return KERN_AVX2;
-    return KERN_AVX512;
+        return found;
+    if (!__get_cpuid_count(7, 0, &max7, &b7, &c7, &d) || !HAS(b7, bit_AVX2 | bit_BMI2) || !HAS(xcr0(), XCR0_YMM))
+        return found;
+    found |= BIT(KERN_AVX2);
+    if (max7 >= 1 && __get_cpuid_count(7, 1, &a71, &b, &c, &d) && HAS(a71, AVXVNNI_7_1_EAX))
+        found |= BIT(KERN_AVXVNNI);
+    if (HAS(b7, bit_AVX512F | bit_AVX512BW | bit_AVX512VL | bit_AVX512DQ) && HAS(c7, bit_AVX512VNNI) && HAS(xcr0(), XCR0_ZMM))
+        found |= BIT(KERN_AVX512);
+    return found;
+}
+#elif defined(__aarch64__)
+static uint32_t levels(void) {
+    return BIT(KERN_SCALAR) | (HAS(getauxval(AT_HWCAP), HWCAP_ASIMDDP) ? BIT(KERN_NEON) : 0);
 }
 #else
-static const struct kern_ops ops_table[1] = {
-    { .level = KERN_SCALAR, .name = "scalar", .gemm = kern__gemm_scalar, .quantize = kern__quantize_scalar,
-      .attn = kern__attn_scalar, .rms_norm = kern__rms_norm_scalar, .swiglu = kern__swiglu_scalar,
-      .axpy = kern__axpy_scalar },
-};
-
-enum kern_level kern_cpu_best(void) {
-    return KERN_SCALAR;
+static uint32_t levels(void) {
+    return BIT(KERN_SCALAR);
 }
 #endif
 
+enum kern_level kern_cpu_best(void) {
+    enum kern_level best = KERN_SCALAR;
+    for (uint32_t left = levels() >> 1; left; left >>= 1)
+        best++;
+    return best;
+}
+
 const struct kern_ops *kern_cpu_ops(enum kern_level level) {
-    return level >= KERN_SCALAR && level <= kern_cpu_best() ? &ops_table[level] : NULL;
+    return level >= KERN_SCALAR && level < KERN_N_LEVELS && levels() & BIT(level) ? &ops_table[level] : NULL;
+}
+
+const char *kern_level_name(enum kern_level level) {
+    return level_names[level];
+}
+
+bool kern_level_find(const char *name, enum kern_level *out) {
+    for (int i = 0; i < KERN_N_LEVELS; i++)
+        if (strcmp(name, level_names[i]) == 0) {
+            *out = (enum kern_level)i;
+            return true;
+        }
+    return false;
 }

@@ -3,13 +3,19 @@
  * Matrix product for AVX2 with FMA and F16C: 8 weight rows in the lanes of a vector, bytes multiplied by
  * vpmaddubsw. That instruction saturates at 16 bits, so the kinds differ in how many of its results (each at most
  * 2 * code * 127) may be added before widening: 4 for codes <= 31, 2 for codes <= 63; signed bytes go through
- * |code| * (x with code's sign), at most 2 * 128 * 127 < 2^15. Float weights: 16 accumulators along the row. */
+ * |code| * (x with code's sign), at most 2 * 128 * 127 < 2^15. Float weights: 16 accumulators along the row.
+ * gemm_avxvnni.c includes this file with GEMM_DPBUSD defined: the byte products are then vpdpbusd's. */
 #include <immintrin.h>
 
 #include "kernels/internal.h"
 
 #define VEC_FN KERN_INLINE
+#ifdef GEMM_DPBUSD
+#define CODE_BYTE_BIAS 128 /* vpdpbusd wants unsigned codes */
+#else
 #define CODE_BYTE_BIAS 0 /* signed bytes stay signed */
+#define GEMM_NAME kern__gemm_avx2
+#endif
 
 enum { ROWS = 8, TILE = 4, LINES_TOKENS = 1, FUSED_TOKENS = 8 };
 typedef __m256i vec;
@@ -81,6 +87,22 @@ VEC_FN __m256i broadcast4(const void *p) {
     return _mm256_set1_epi32(v);
 }
 
+#ifdef GEMM_DPBUSD
+/* Dots of 16 weights of 8 rows with q, LAYOUT_WORDS. */
+VEC_FN __m256i dot_words(enum kind kind, const __m256i c[4], const int8_t q[16]) {
+    (void)kind;
+    __m256i sum = _mm256_setzero_si256();
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++)
+        sum = _mm256_dpbusd_epi32(sum, c[i], broadcast4(q + 4 * i));
+    return sum;
+}
+
+VEC_FN __m256i dot_line(enum kind kind, __m256i c, __m256i x) {
+    (void)kind;
+    return _mm256_dpbusd_epi32(_mm256_setzero_si256(), c, x);
+}
+#else
 /* u8 codes times s8 x, pairs added to 16 bits. Signed codes go in as |code| and x with the code's sign. */
 VEC_FN __m256i mul_pairs(enum kind kind, __m256i code, __m256i x) {
     if (kind == KIND_BYTE)
@@ -108,12 +130,17 @@ VEC_FN __m256i dot_words(enum kind kind, const __m256i c[4], const int8_t q[16])
     return widen(_mm256_add_epi16(a, b));
 }
 
+VEC_FN __m256i dot_line(enum kind kind, __m256i c, __m256i x) {
+    return widen(mul_pairs(kind, c, x));
+}
+#endif
+
 /* The same, LAYOUT_LINES: lane L word i of the result is row 4L + i, lane L of c[i]. */
 VEC_FN __m256i dot_lines(enum kind kind, const __m256i c[4], const int8_t q[16]) {
     __m256i x = v_dup128(q), p[4];
 #pragma GCC unroll 4
     for (int i = 0; i < 4; i++)
-        p[i] = widen(mul_pairs(kind, c[i], x));
+        p[i] = dot_line(kind, c[i], x);
     return _mm256_hadd_epi32(_mm256_hadd_epi32(p[0], p[1]), _mm256_hadd_epi32(p[2], p[3]));
 }
 
@@ -130,7 +157,7 @@ VEC_FN __m256 block_dot(enum kind kind, enum layout layout, const struct panel_b
         __m256 sum = _mm256_fmadd_ps(l, w->sc[0], _mm256_fmadd_ps(h, w->sc[1], _mm256_setzero_ps()));
         return _mm256_mul_ps(sum, w->d);
     }
-    if (kind == KIND_BIAS)
+    if (kind == KIND_BIAS || (kind == KIND_BYTE && CODE_BYTE_BIAS != 0))
         lo = _mm256_sub_epi32(lo, _mm256_set1_epi32(bias * total));
     __m256 dot = _mm256_cvtepi32_ps(_mm256_add_epi32(lo, hi));
     if (kind != KIND_MIN)
@@ -265,7 +292,7 @@ KERN__TILE void float_tile_n(enum dtype dtype, const int n_rows, const int n, co
 
 #include "kernels/cpu/gemm_float.h"
 
-void kern__gemm_avx2(const struct kern_gemm *d, uint32_t row0, uint32_t row1) {
+void GEMM_NAME(const struct kern_gemm *d, uint32_t row0, uint32_t row1) {
     switch (d->dtype) {
     case DTYPE_F32: gemm_float(d, DTYPE_F32, row0, row1); break;
     case DTYPE_F16: gemm_float(d, DTYPE_F16, row0, row1); break;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Matrix product with F32, F16 and BF16 weights: the walk over tiles of FLOAT_ROWS x FLOAT_TOKENS outputs that
- * AVX2 and AVX-512 share. Each includes it once, after struct float_tile and
+ * the vector levels share. Each includes it once, after struct float_tile and
  *   float_tile_n(dtype, n_rows, n, tile)   computes n_rows x n outputs; the counts are compile-time constants. */
 #ifndef MOED_KERNELS_CPU_GEMM_FLOAT_H
 #define MOED_KERNELS_CPU_GEMM_FLOAT_H

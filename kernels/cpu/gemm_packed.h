@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Matrix product with weights in the packed layout (pack.h), the part that AVX2 and AVX-512 share; each includes it
+ * Matrix product with weights in the packed layout (pack.h), the part that the vector levels share; each includes it
  * once, after gemm_panel.h. The layout is the panel's LAYOUT_WORDS already, so a block of ROWS rows is decoded from
  * whole vectors without a shuffle. Few tokens: decoded in registers, multiplied at once, one walk over the rows, which
  * is one sequential stream from DRAM. Many tokens: a chunk is decoded into a panel as gemm_panel.h does.

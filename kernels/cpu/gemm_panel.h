@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Matrix product with quantised weights, the part that AVX2 and AVX-512 share; each includes it once, after having
+ * Matrix product with quantised weights, the part that the vector levels share; each includes it once, after having
  * defined the vector operations below. The idea: ROWS weight rows lie side by side in the 32-bit lanes of a vector.
  * A chunk of CHUNK blocks of these rows is unpacked from the file's format into a panel on the stack (in L1): per
  * block 8 vectors of byte codes, vector i holding weights 4i .. 4i+3 of every row, and vectors of scales. The panel

@@ -6,6 +6,7 @@
 
 #include <stdlib.h>
 
+#include "kernels_level.h"
 #include "kernels_rand.h"
 
 enum { MAX_POS = 300, MAX_HEADS = 12, MAX_DIM = 272, MAX_FLOATS = MAX_POS * MAX_HEADS * MAX_DIM };
@@ -131,8 +132,7 @@ static struct world random_world(uint64_t *s, int round) {
     return w;
 }
 
-static void level_truth(const char *test_name_, enum kern_level level) {
-    OPS_OR_SKIP(ops, level);
+static void level_truth(const char *test_name_, const struct kern_ops *ops) {
     uint64_t s = 21;
     for (int round = 0; round < 56; round++) {
         struct world w = random_world(&s, round);
@@ -152,8 +152,7 @@ static void level_truth(const char *test_name_, enum kern_level level) {
 
 /* The same rows token by token, in random chunks and in one call: the same bits. The pool's slots past the last
  * stored position are NaN, so a kernel that touches the future of the sequence shows. */
-static void level_invariance(const char *test_name_, enum kern_level level) {
-    OPS_OR_SKIP(ops, level);
+static void level_invariance(const char *test_name_, const struct kern_ops *ops) {
     uint64_t s = 22;
     for (int round = 0; round < 42; round++) {
         struct world w = random_world(&s, round);
@@ -175,8 +174,7 @@ static void level_invariance(const char *test_name_, enum kern_level level) {
 }
 
 /* Scores far apart: the weight is all on one key, whose value must come out exactly; and equal scores. */
-static void level_extremes(const char *test_name_, enum kern_level level) {
-    OPS_OR_SKIP(ops, level);
+static void level_extremes(const char *test_name_, const struct kern_ops *ops) {
     uint64_t s = 23;
     struct world w = { .n_pos = 100 };
     w.d = (struct kern_attn){ .kv_type = KERN_KV_F32, .n_heads = 4, .n_kv_heads = 1, .head_dim_k = 64,
@@ -197,25 +195,13 @@ static void level_extremes(const char *test_name_, enum kern_level level) {
     CHECK(isnan(out[128]) && isnan(out[128 + 63]) && isfinite(out[0]) && isfinite(out[64]) && isfinite(out[192]));
 }
 
-TEST(attn_truth_scalar) { level_truth(test_name_, KERN_SCALAR); }
-TEST(attn_truth_avx2) { level_truth(test_name_, KERN_AVX2); }
-TEST(attn_truth_avx512) { level_truth(test_name_, KERN_AVX512); }
-TEST(attn_invariance_scalar) { level_invariance(test_name_, KERN_SCALAR); }
-TEST(attn_invariance_avx2) { level_invariance(test_name_, KERN_AVX2); }
-TEST(attn_invariance_avx512) { level_invariance(test_name_, KERN_AVX512); }
-TEST(attn_extremes_scalar) { level_extremes(test_name_, KERN_SCALAR); }
-TEST(attn_extremes_avx2) { level_extremes(test_name_, KERN_AVX2); }
-TEST(attn_extremes_avx512) { level_extremes(test_name_, KERN_AVX512); }
-
 int main(void) {
-    RUN(attn_truth_scalar);
-    RUN(attn_truth_avx2);
-    RUN(attn_truth_avx512);
-    RUN(attn_invariance_scalar);
-    RUN(attn_invariance_avx2);
-    RUN(attn_invariance_avx512);
-    RUN(attn_extremes_scalar);
-    RUN(attn_extremes_avx2);
-    RUN(attn_extremes_avx512);
+    for (int i = KERN_SCALAR; i < KERN_N_LEVELS; i++) {
+        enum kern_level level = (enum kern_level)i;
+        if (!level_runs(level)) continue;
+        run_level("attn_truth", level_truth, level);
+        run_level("attn_invariance", level_invariance, level);
+        run_level("attn_extremes", level_extremes, level);
+    }
     return test_failed_;
 }

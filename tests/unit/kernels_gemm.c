@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "kernels/internal.h"
-#include "tests/unit/test.h"
+#include "tests/unit/kernels_level.h"
 
 static uint64_t rng_state = 0x9e3779b97f4a7c15u;
 static uint32_t rng(void) {
@@ -53,7 +53,6 @@ static const struct format formats[] = {
     { DTYPE_MXFP4, "MXFP4", 32, sizeof(struct block_mxfp4), { -1, -1 } },
 };
 enum { N_FORMATS = sizeof formats / sizeof *formats };
-static const char *const level_names[KERN_N_LEVELS] = { "scalar", "avx2", "avx512" };
 
 /* What the values look like. WILD: any bytes at all, so scales are infinite, NaN, huge or zero. */
 enum range { ORDINARY, SMALL, HUGE_SCALES, WILD };
@@ -159,16 +158,8 @@ static void problem_random(struct problem *p, const struct format *f, enum range
     problem_make(p, f, range, n_in, rng_in(1, 70), n_tokens);
 }
 
-static const struct kern_ops *ops_or_skip(const char *test_name_, enum kern_level level) {
-    const struct kern_ops *ops = kern_cpu_ops(level);
-    if (!ops)
-        SKIP("this CPU has no %s", level_names[level]);
-    return ops;
-}
-
 /* Every output of a random slicing equals the scalar level; nothing outside the slices is written. */
-static void case_equal(const char *test_name_, const struct format *f, enum kern_level level) {
-    const struct kern_ops *ops = ops_or_skip(test_name_, level);
+static void case_equal(const char *test_name_, const struct format *f, const struct kern_ops *ops) {
     for (int trial = 0; trial < 48; trial++) {
         struct problem p;
         problem_random(&p, f, (enum range)(trial % 4));
@@ -195,8 +186,7 @@ static void case_equal(const char *test_name_, const struct format *f, enum kern
 }
 
 /* Rows of x at another address, another stride, in another order, alone or in another batch, in other slices. */
-static void case_invariant(const char *test_name_, const struct format *f, enum kern_level level) {
-    const struct kern_ops *ops = ops_or_skip(test_name_, level);
+static void case_invariant(const char *test_name_, const struct format *f, const struct kern_ops *ops) {
     for (int trial = 0; trial < 24; trial++) {
         struct problem p;
         problem_random(&p, f, trial % 3 ? ORDINARY : SMALL);
@@ -286,8 +276,7 @@ static double s_quant(const struct problem *p, uint32_t r, uint32_t t) {
     return s;
 }
 
-static void case_truth(const char *test_name_, const struct format *f, enum kern_level level) {
-    const struct kern_ops *ops = ops_or_skip(test_name_, level);
+static void case_truth(const char *test_name_, const struct format *f, const struct kern_ops *ops) {
     struct errors rounding = { 0 }, total = { 0 };
     struct problem p;
     problem_make(&p, f, ORDINARY, f->elems == 1 ? 2047 : 2048, 33, 9);
@@ -322,9 +311,8 @@ static void case_truth(const char *test_name_, const struct format *f, enum kern
 }
 
 /* quantize: the same bits at every level, |x - d q| <= d / 2, sums right, faults visible. */
-static void case_quantize(const char *test_name_, const struct format *f, enum kern_level level) {
+static void case_quantize(const char *test_name_, const struct format *f, const struct kern_ops *ops) {
     (void)f;
-    const struct kern_ops *ops = ops_or_skip(test_name_, level);
     for (int trial = 0; trial < 4000; trial++) {
         float x[64];
         struct kern_q8 want[2], got[2];
@@ -362,10 +350,7 @@ static void case_quantize(const char *test_name_, const struct format *f, enum k
 }
 
 /* The product without rounded activations, against double: 16 partial sums of n_in / 16 terms and 4 additions. */
-static void case_exact(const char *test_name_, const struct format *f, enum kern_level level) {
-    const struct kern_ops *ops = kern_cpu_ops(level);
-    if (!ops)
-        SKIP("this CPU has no %s", level_names[level]);
+static void case_exact(const char *test_name_, const struct format *f, const struct kern_ops *ops) {
     for (int trial = 0; trial < 6; trial++) {
         struct problem p;
         problem_make(&p, f, ORDINARY, rng_in(1, 3) * 256, rng_in(1, 21), rng_in(0, 9));
@@ -399,25 +384,30 @@ static void case_exact(const char *test_name_, const struct format *f, enum kern
     }
 }
 
-/* The table holds every level up to the best and says which it is. */
-static void case_dispatch(const char *test_name_, const struct format *f, enum kern_level level) {
-    (void)f;
-    const struct kern_ops *ops = kern_cpu_ops(level);
-    CHECK((ops != NULL) == (level <= kern_cpu_best()));
-    if (!ops)
-        SKIP("this CPU has no %s", level_names[level]);
-    CHECK(ops->level == level && strcmp(ops->name, level_names[level]) == 0 && ops == kern_cpu_ops(level));
-    CHECK(ops->gemm && ops->quantize && ops->attn && ops->rms_norm && ops->swiglu && ops->axpy);
-    CHECK(!kern_cpu_ops(KERN_N_LEVELS));
+/* The table holds what the CPU can run, the best is the last of it, and names are those of the levels. */
+TEST(dispatch) {
+    enum kern_level best = kern_cpu_best(), found;
+    CHECK(kern_cpu_ops(KERN_SCALAR) && kern_cpu_ops(best) && !kern_cpu_ops(KERN_N_LEVELS));
+    for (int level = KERN_SCALAR; level < KERN_N_LEVELS; level++) {
+        const struct kern_ops *ops = kern_cpu_ops((enum kern_level)level);
+        const char *name = kern_level_name((enum kern_level)level);
+        CHECK(kern_level_find(name, &found) && (int)found == level && (!ops || level <= (int)best));
+        if (!ops)
+            continue;
+        CHECKF(ops == kern_cpu_ops((enum kern_level)level) && (int)ops->level == level && strcmp(ops->name, name) == 0, "%s", name);
+        CHECKF(ops->gemm && ops->quantize && ops->attn && ops->rms_norm && ops->swiglu && ops->axpy, "%s", name);
+    }
+    found = KERN_AVX2;
+    CHECK(!kern_level_find("auto", &found) && !kern_level_find("", &found) && found == KERN_AVX2);
 }
 
-static void run_case(void (*fn)(const char *, const struct format *, enum kern_level), const char *what,
-                     const struct format *f, enum kern_level level) {
+static void run_case(void (*fn)(const char *, const struct format *, const struct kern_ops *), const char *what,
+                     const struct format *f, const struct kern_ops *ops) {
     char name[64];
-    snprintf(name, sizeof name, "%s%s%s_%s", what, f ? "_" : "", f ? f->name : "", level_names[level]);
+    snprintf(name, sizeof name, "%s%s%s_%s", what, f ? "_" : "", f ? f->name : "", ops->name);
     int jumped = setjmp(test_jump_);
     if (jumped == 0) {
-        fn(name, f, level);
+        fn(name, f, ops);
         printf("PASS %s\n", name);
     } else if (jumped == 1) {
         test_failed_ = 1;
@@ -425,16 +415,23 @@ static void run_case(void (*fn)(const char *, const struct format *, enum kern_l
     fflush(stdout);
 }
 
+static void run_gemm_cases(const struct kern_ops *ops) {
+    for (int i = 0; i < N_FORMATS; i++) {
+        run_case(case_equal, "equal", &formats[i], ops);
+        run_case(case_invariant, "invariant", &formats[i], ops);
+        run_case(case_truth, "truth", &formats[i], ops);
+        run_case(case_exact, "exact", &formats[i], ops);
+    }
+}
+
 int main(void) {
+    RUN(dispatch);
     for (int level = KERN_SCALAR; level < KERN_N_LEVELS; level++) {
-        run_case(case_dispatch, "dispatch", NULL, (enum kern_level)level);
-        run_case(case_quantize, "quantize", NULL, (enum kern_level)level);
-        for (int i = 0; i < N_FORMATS; i++) {
-            run_case(case_equal, "equal", &formats[i], (enum kern_level)level);
-            run_case(case_invariant, "invariant", &formats[i], (enum kern_level)level);
-            run_case(case_truth, "truth", &formats[i], (enum kern_level)level);
-            run_case(case_exact, "exact", &formats[i], (enum kern_level)level);
-        }
+        if (!level_runs((enum kern_level)level))
+            continue;
+        const struct kern_ops *ops = kern_cpu_ops((enum kern_level)level);
+        run_case(case_quantize, "quantize", NULL, ops);
+        run_gemm_cases(ops);
     }
     return test_failed_;
 }

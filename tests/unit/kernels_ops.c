@@ -5,6 +5,7 @@
 
 #include <stdlib.h>
 
+#include "kernels_level.h"
 #include "kernels_rand.h"
 
 enum { MAX_N = 5000 };
@@ -19,8 +20,7 @@ static uint32_t shape(int round, uint64_t *s) {
 /* eps = 2^-24 is half an ulp: one rounding. */
 #define EPS 0x1p-24
 
-static void rms_norm_level(const char *test_name_, enum kern_level level) {
-    OPS_OR_SKIP(ops, level);
+static void rms_norm_level(const char *test_name_, const struct kern_ops *ops) {
     uint64_t s = 11;
     for (int round = 0; round < 160; round++) {
         uint32_t n = shape(round, &s), off = rng_below(&s, 16);
@@ -47,8 +47,7 @@ static void rms_norm_level(const char *test_name_, enum kern_level level) {
     }
 }
 
-static void swiglu_level(const char *test_name_, enum kern_level level) {
-    OPS_OR_SKIP(ops, level);
+static void swiglu_level(const char *test_name_, const struct kern_ops *ops) {
     uint64_t s = 12;
     for (int round = 0; round < 300; round++) {
         uint32_t n = shape(round, &s), off = rng_below(&s, 16);
@@ -77,8 +76,7 @@ static void swiglu_level(const char *test_name_, enum kern_level level) {
     CHECK(y[0] == INFINITY && isnan(y[2]) && y[3] == 0 && y[4] == 88.8f && y[5] == 0);
 }
 
-static void axpy_level(const char *test_name_, enum kern_level level) {
-    OPS_OR_SKIP(ops, level);
+static void axpy_level(const char *test_name_, const struct kern_ops *ops) {
     uint64_t s = 13;
     for (int round = 0; round < 160; round++) {
         uint32_t n = shape(round, &s), off = rng_below(&s, 16);
@@ -96,16 +94,6 @@ static void axpy_level(const char *test_name_, enum kern_level level) {
         }
     }
 }
-
-TEST(rms_norm_scalar) { rms_norm_level(test_name_, KERN_SCALAR); }
-TEST(rms_norm_avx2) { rms_norm_level(test_name_, KERN_AVX2); }
-TEST(rms_norm_avx512) { rms_norm_level(test_name_, KERN_AVX512); }
-TEST(swiglu_scalar) { swiglu_level(test_name_, KERN_SCALAR); }
-TEST(swiglu_avx2) { swiglu_level(test_name_, KERN_AVX2); }
-TEST(swiglu_avx512) { swiglu_level(test_name_, KERN_AVX512); }
-TEST(axpy_scalar) { axpy_level(test_name_, KERN_SCALAR); }
-TEST(axpy_avx2) { axpy_level(test_name_, KERN_AVX2); }
-TEST(axpy_avx512) { axpy_level(test_name_, KERN_AVX512); }
 
 /* ---- rope ---- */
 
@@ -199,15 +187,13 @@ TEST(rope_apply_norm_neox_full_and_partial) {
 }
 
 int main(void) {
-    RUN(rms_norm_scalar);
-    RUN(rms_norm_avx2);
-    RUN(rms_norm_avx512);
-    RUN(swiglu_scalar);
-    RUN(swiglu_avx2);
-    RUN(swiglu_avx512);
-    RUN(axpy_scalar);
-    RUN(axpy_avx2);
-    RUN(axpy_avx512);
+    for (int i = KERN_SCALAR; i < KERN_N_LEVELS; i++) {
+        enum kern_level level = (enum kern_level)i;
+        if (!level_runs(level)) continue;
+        run_level("rms_norm", rms_norm_level, level);
+        run_level("swiglu", swiglu_level, level);
+        run_level("axpy", axpy_level, level);
+    }
     RUN(rope_frequencies_plain_linear_and_factors);
     RUN(rope_yarn);
     RUN(rope_table_is_exact_at_any_position);

@@ -6,8 +6,8 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "kernels_level.h"
 #include "kernels_rand.h"
-#include "tests/unit/test.h"
 
 struct format {
     enum dtype dtype;
@@ -180,16 +180,11 @@ TEST(exact_product_is_the_same) {
     }
 }
 
-static void check_level(const char *test_name_, enum kern_level level) {
-    OPS_OR_SKIP(ops, level);
+static void product_equals_the_row_layout(const char *test_name_, const struct kern_ops *ops) {
     for (int trial = 0; trial < 60; trial++)
         for (int i = 0; i < N_FORMATS; i++)
             check_product(test_name_, ops, kern_cpu_ops(KERN_SCALAR), &formats[i], trial);
 }
-
-TEST(product_equals_the_row_layout_scalar) { check_level(test_name_, KERN_SCALAR); }
-TEST(product_equals_the_row_layout_avx2) { check_level(test_name_, KERN_AVX2); }
-TEST(product_equals_the_row_layout_avx512) { check_level(test_name_, KERN_AVX512); }
 
 int main(void) {
     RUN(every_unit_lies_where_the_header_says);
@@ -197,8 +192,10 @@ int main(void) {
     RUN(a_packed_row_dequantises_to_the_same_bits);
     RUN(only_quantised_formats_and_whole_groups_fit);
     RUN(exact_product_is_the_same);
-    RUN(product_equals_the_row_layout_scalar);
-    RUN(product_equals_the_row_layout_avx2);
-    RUN(product_equals_the_row_layout_avx512);
+    for (int i = KERN_SCALAR; i < KERN_N_LEVELS; i++) {
+        enum kern_level level = (enum kern_level)i;
+        if (level_runs(level))
+            run_level("product_equals_the_row_layout", product_equals_the_row_layout, level);
+    }
     return test_failed_;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the kernel tests share: seeded random numbers, and the level under test. */
+ * What the kernel tests share: seeded random numbers. */
 #ifndef MOED_TESTS_KERNELS_RAND_H
 #define MOED_TESTS_KERNELS_RAND_H
 
@@ -21,10 +21,5 @@ static inline float rng_normal(uint64_t *s) {
     double u = ((double)rng_next(s) + 1) * 0x1p-31, v = (double)rng_next(s) * 0x1p-31;
     return (float)(sqrt(-2 * log(u)) * cos(2 * M_PI * v));
 }
-
-/* The ops of a level, or a SKIP line where this CPU lacks it. */
-#define OPS_OR_SKIP(ops, level)                                                                      \
-    const struct kern_ops *ops = kern_cpu_ops(level);                                                \
-    if (!ops) SKIP("this CPU cannot run level %d", (int)(level))
 
 #endif
