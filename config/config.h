@@ -35,7 +35,7 @@ struct config {
     /* memory */
     uint32_t context;             /* tokens of one sequence; 0 = from the model, at most what fits     */
     uint32_t kv_tokens;           /* tokens in the whole KV cache; 0 = max_running * context, at most what fits */
-    char *kv_type;                /* f16 | f32 | bf16                                                  */
+    char *kv_type;                /* f16 | bf16 | f32 | q8                                             */
     uint64_t ram_bytes;           /* ceiling for everything; 0 = what is free now minus a margin       */
     bool repack;                  /* weights in the kernels' layout in memory of their own, not in the mapped file */
     /* cpu */

@@ -79,7 +79,7 @@ struct pool;
 struct kern_ops;
 struct engine; /* opaque */
 
-enum engine_kv_type { ENGINE_KV_F16, ENGINE_KV_BF16, ENGINE_KV_F32 };
+enum engine_kv_type { ENGINE_KV_F16, ENGINE_KV_BF16, ENGINE_KV_F32, ENGINE_KV_Q8 };
 
 struct engine_opts {
     const struct model *model;       /* borrowed until engine_close */

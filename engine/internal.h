@@ -5,7 +5,8 @@
  *
  * Vocabulary: a *row* is one token of the batch (the batch flattened, item after item); a *pair* is (row, slot)
  * of a routed layer; a *pass* is the state of one step. Rows are never reordered, so a row's arithmetic depends on
- * its own inputs only; every split of work over the pool is along rows, output columns or heads, never along a sum. */
+ * its own inputs only; every split of work over the pool is along rows, output columns or heads, or at
+ * fixed positions of the context (attention), never along a sum that another split would add up differently. */
 #ifndef MOED_ENGINE_INTERNAL_H
 #define MOED_ENGINE_INTERNAL_H
 
@@ -20,6 +21,7 @@
 enum {
     ENGINE__PAGE_TOKENS = 32,   /* KV granularity: a page of one head is 8 KiB at 128 f16 dims                    */
     ENGINE__ATTN_ROWS = 16,     /* rows of one attention task: they share every K and V load                      */
+    ENGINE__ATTN_TASKS = 2,     /* with fewer attention tasks per thread than this, long spans are cut by position */
     ENGINE__FFN_ROWS = 64,      /* rows of one gate/up block; with FFN_STRIP below its two outputs fill 64 KiB of L2 */
     ENGINE__FFN_STRIP = 128,    /* most gate/up columns of one task; a multiple of the 32 of struct kern_q8       */
     ENGINE__DOWN_STRIP = 128,   /* most columns of one down task                                                   */
@@ -42,6 +44,7 @@ void *engine__carve(struct engine__carver *c, uint64_t n, uint64_t size); /* 64-
 struct engine__plan {
     uint32_t n_ctx, n_pages;
     uint32_t logits_rows;
+    uint64_t part_floats;       /* of engine__scratch.parts */
     uint64_t worker_bytes;      /* private scratch of one pool worker: the largest phase, they do not overlap */
     struct engine_memory mem;
 };
@@ -122,10 +125,12 @@ void *engine__kv_v(const struct engine__kv *kv, uint32_t layer);
 
 /* ---- forward.c and its layers ---- */
 
-struct engine__span {           /* consecutive rows of one sequence: one attention task per kv head */
+struct engine__span {           /* consecutive rows of one sequence: an attention task per kv head and segment */
     seq_id seq;
     uint32_t pos, n_rows;
     uint32_t q_row, out_row;
+    uint32_t first_task, n_segments; /* n_segments 1: not cut, a task does all of the row                */
+    float *parts;               /* cut: [n_kv_heads, n_segments] parts, see kern_attn_merge          */
 };
 
 struct engine__want {           /* a row whose logits are needed */
@@ -148,6 +153,7 @@ struct engine__scratch {
     float *q, *k, *v;           /* [T, heads * dim]                          */
     float *att;                 /* [T, n_heads * head_dim_v]                 */
     struct kern_q8 *attq;       /* the same, quantised                       */
+    float *parts;               /* [part_floats] attention of cut spans     */
     float *proj;                /* [T, n_embd] attention output projection   */
     float *router_logits;       /* [T, n_experts]                            */
     int32_t *ids;               /* [T, k] chosen experts                     */
@@ -170,6 +176,8 @@ struct engine__pass {
     const struct batch *batch;
     bool all_logits;              /* engine_logits: every row is wanted */
     uint32_t n_rows, n_spans, n_wants;
+    uint32_t n_attn_tasks;
+    bool attn_cut;                /* some span is cut into segments */
     uint32_t layer;
     enum engine__pending pending; /* a residual not yet added to x: the next norm does it in the same sweep */
     const float *norm;            /* arguments of the running engine__add_norm */

@@ -13,6 +13,7 @@ struct kern_attn engine__attn_desc(const struct engine_opts *o) {
         [ENGINE_KV_F16] = KERN_KV_F16,
         [ENGINE_KV_BF16] = KERN_KV_BF16,
         [ENGINE_KV_F32] = KERN_KV_F32,
+        [ENGINE_KV_Q8] = KERN_KV_Q8,
     };
     return (struct kern_attn){
         .kv_type = types[o->kv_type],
@@ -88,7 +89,7 @@ static void store_rows(struct engine__pass *p, uint32_t row0, uint32_t row1) {
         kern_rope_apply(&en->rope, cs, k, hp->n_kv_heads);
         uint32_t pos = s->row_pos[r];
         int32_t page = engine__kv_table(&en->kv, s->row_seq[r])[pos / ENGINE__PAGE_TOKENS];
-        kern_kv_store(&store, page, pos % ENGINE__PAGE_TOKENS, k, v);
+        en->kern->kv_store(&store, page, pos % ENGINE__PAGE_TOKENS, k, v);
     }
 }
 
@@ -107,12 +108,52 @@ static uint32_t add_spans(struct engine__pass *p, const struct engine__span *who
     return whole->n_rows;
 }
 
+static struct kern_attn span_desc(const struct engine__pass *p, const struct engine__span *span) {
+    const struct engine *en = p->en;
+    struct kern_attn d = engine__attn_desc(&en->o);
+    d.k = engine__kv_k(&en->kv, p->layer);
+    d.v = engine__kv_v(&en->kv, p->layer);
+    d.pages = engine__kv_table(&en->kv, span->seq);
+    d.q = en->s.q + span->q_row * d.q_stride;
+    d.out = en->s.att + span->out_row * d.out_stride;
+    d.pos0 = span->pos;
+    d.n_tokens = span->n_rows;
+    return d;
+}
+
+/* Numbers the tasks. A long sequence alone would leave threads idle: its spans are cut into the segments that the
+ * kernels compute one by one anyway, as far as there is room for their parts. */
+static void cut_spans(struct engine__pass *p) {
+    const struct engine *en = p->en;
+    const uint32_t n_kv = en->hp->n_kv_heads;
+    const bool few = (uint64_t)p->n_spans * n_kv < (uint64_t)ENGINE__ATTN_TASKS * (uint32_t)pool_n_threads(en->o.pool);
+    uint64_t used = 0;
+    p->n_attn_tasks = 0;
+    p->attn_cut = false;
+    for (uint32_t i = 0; i < p->n_spans; i++) {
+        struct engine__span *span = &en->s.spans[i];
+        const struct kern_attn d = span_desc(p, span);
+        const uint32_t n = kern_attn_segments(span->pos + span->n_rows);
+        const uint64_t floats = (uint64_t)n_kv * n * kern_attn_part_floats(&d);
+        span->first_task = p->n_attn_tasks;
+        span->n_segments = 1;
+        if (few && n > 1 && used + floats <= en->plan.part_floats) {
+            span->n_segments = n;
+            span->parts = en->s.parts + used;
+            used += floats;
+            p->attn_cut = true;
+        }
+        p->n_attn_tasks += n_kv * span->n_segments;
+    }
+}
+
 static void make_spans(struct engine__pass *p) {
     p->n_spans = 0;
     for (uint32_t i = 0, row = 0; i < p->batch->n_items; i++) {
         const struct batch_item *it = &p->batch->items[i];
-        row += add_spans(p, &(struct engine__span){ it->seq, it->pos, it->n_tokens, row, row });
+        row += add_spans(p, &(struct engine__span){ .seq = it->seq, .pos = it->pos, .n_rows = it->n_tokens, .q_row = row, .out_row = row });
     }
+    cut_spans(p);
 }
 
 /* From here on a row is a wanted row: spans read q where it lies, x moves together. Wanted rows of an item are
@@ -126,29 +167,45 @@ static void keep_wanted(struct engine__pass *p) {
         for (n = 1; i + n < p->n_wants && s->wants[i + n].item == w->item; n++) {
         }
         const struct batch_item *it = &p->batch->items[w->item];
-        add_spans(p, &(struct engine__span){ it->seq, it->pos + w->index, n, w->row, i });
+        add_spans(p, &(struct engine__span){ .seq = it->seq, .pos = it->pos + w->index, .n_rows = n, .q_row = w->row, .out_row = i });
         if (w->row != i) {
             memmove(s->x + i * n_embd, s->x + w->row * n_embd, n * n_embd * sizeof *s->x);
         }
     }
     p->n_rows = p->n_wants;
+    cut_spans(p);
 }
 
 static void attend_task(void *ctx, int task, int worker) {
     const struct engine__pass *p = ctx;
     const struct engine *en = p->en;
     const uint32_t n_kv = en->hp->n_kv_heads;
-    const struct engine__span *span = &en->s.spans[(uint32_t)task / n_kv];
-    struct kern_attn d = engine__attn_desc(&en->o);
-    d.k = engine__kv_k(&en->kv, p->layer);
-    d.v = engine__kv_v(&en->kv, p->layer);
-    d.pages = engine__kv_table(&en->kv, span->seq);
-    d.q = en->s.q + span->q_row * d.q_stride;
-    d.out = en->s.att + span->out_row * d.out_stride;
-    d.pos0 = span->pos;
-    d.n_tokens = span->n_rows;
+    uint32_t i = (uint32_t)task / n_kv, local = (uint32_t)task % n_kv;
+    if (p->attn_cut) { /* there are few spans then */
+        for (i = 0; i + 1 < p->n_spans && en->s.spans[i + 1].first_task <= (uint32_t)task; i++) {
+        }
+        local = (uint32_t)task - en->s.spans[i].first_task;
+    }
+    const struct engine__span *span = &en->s.spans[i];
+    const uint32_t kv_head = local % n_kv;
+    struct kern_attn d = span_desc(p, span);
     d.scratch = engine__worker(en, worker);
-    en->kern->attn(&d, (uint32_t)task % n_kv);
+    if (span->n_segments > 1) {
+        d.segment = local / n_kv;
+        d.part = span->parts + ((size_t)kv_head * span->n_segments + d.segment) * kern_attn_part_floats(&d);
+    }
+    en->kern->attn(&d, kv_head);
+}
+
+static void merge_task(void *ctx, int task, int worker) {
+    const struct engine__pass *p = ctx;
+    const uint32_t n_kv = p->en->hp->n_kv_heads, kv_head = (uint32_t)task % n_kv;
+    const struct engine__span *span = &p->en->s.spans[(uint32_t)task / n_kv];
+    (void)worker;
+    if (span->n_segments > 1) {
+        const struct kern_attn d = span_desc(p, span);
+        kern_attn_merge(&d, kv_head, span->parts + (size_t)kv_head * span->n_segments * kern_attn_part_floats(&d));
+    }
 }
 
 static void quantize_att(struct engine__pass *p, uint32_t row0, uint32_t row1) {
@@ -190,6 +247,9 @@ void engine__attention(struct engine__pass *p) {
     if (p->n_rows == 0) {
         return;
     }
-    engine__run(p->en, p->n_spans * p->en->hp->n_kv_heads, attend_task, p);
+    engine__run(p->en, p->n_attn_tasks, attend_task, p);
+    if (p->attn_cut) {
+        engine__run(p->en, p->n_spans * p->en->hp->n_kv_heads, merge_task, p);
+    }
     project_out(p);
 }

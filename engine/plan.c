@@ -57,6 +57,19 @@ static uint64_t worker_bytes(const struct engine_opts *o) {
     return (need + 127) & ~UINT64_C(127); /* whole pairs of lines: no false sharing between workers */
 }
 
+/* Parts for as many rows as may be cut: at least one whole task, at least one row for every thread to be fed. */
+static uint64_t part_floats(const struct engine_opts *o, uint32_t n_ctx) {
+    struct kern_attn attn = engine__attn_desc(o);
+    uint64_t threads = (uint64_t)pool_n_threads(o->pool), rows = ENGINE__ATTN_TASKS * threads / attn.n_kv_heads + 1;
+    if (threads == 1 || kern_attn_segments(n_ctx) < 2 || attn.n_kv_heads >= ENGINE__ATTN_TASKS * threads) {
+        return 0;
+    }
+    attn.n_tokens = 1;
+    rows = rows < ENGINE__ATTN_ROWS ? ENGINE__ATTN_ROWS : rows;
+    rows = rows > o->max_batch_tokens ? o->max_batch_tokens : rows;
+    return rows * attn.n_kv_heads * kern_attn_segments(n_ctx) * kern_attn_part_floats(&attn);
+}
+
 static uint32_t logits_rows(const struct engine_opts *o) {
     uint64_t row = (uint64_t)model_hparams(o->model)->n_vocab * sizeof(float);
     uint64_t n = ENGINE__LOGITS_BYTES / row;
@@ -87,6 +100,7 @@ static void layout_scratch(const struct engine_opts *o, const struct engine__pla
     s->v = engine__carve(c, t * hp->n_kv_heads * hp->head_dim_v, f32);
     s->att = engine__carve(c, t * att, f32);
     s->attq = engine__carve(c, t * (att / 32), q8);
+    s->parts = engine__carve(c, pl->part_floats, f32);
     s->proj = engine__carve(c, t * hp->n_embd, f32);
     s->router_logits = engine__carve(c, t * hp->n_experts, f32);
     s->ids = engine__carve(c, t * hp->n_experts_used, sizeof *s->ids);
@@ -104,14 +118,14 @@ static void layout_scratch(const struct engine_opts *o, const struct engine__pla
 
 static struct engine__kv_shape kv_shape(const struct engine_opts *o, const struct engine__plan *pl) {
     const struct model_hparams *hp = model_hparams(o->model);
-    size_t per_dim = (size_t)(o->kv_type == ENGINE_KV_F32 ? 4 : 2) * ENGINE__PAGE_TOKENS * hp->n_kv_heads;
+    const enum kern_kv_type type = engine__attn_desc(o).kv_type;
     return (struct engine__kv_shape){
         .n_seqs = o->n_seqs,
         .n_pages = pl->n_pages,
         .n_ctx = pl->n_ctx,
         .n_layers = hp->n_layers,
-        .k_page_bytes = per_dim * hp->head_dim_k,
-        .v_page_bytes = per_dim * hp->head_dim_v,
+        .k_page_bytes = kern_kv_page_bytes(type, ENGINE__PAGE_TOKENS, hp->n_kv_heads, hp->head_dim_k),
+        .v_page_bytes = kern_kv_page_bytes(type, ENGINE__PAGE_TOKENS, hp->n_kv_heads, hp->head_dim_v),
     };
 }
 
@@ -120,6 +134,7 @@ bool engine__layout(const struct engine_opts *o, struct engine__plan *pl, struct
     struct engine__carver c = { .base = base };
     struct engine__kv_shape shape = kv_shape(o, pl);
     pl->logits_rows = logits_rows(o);
+    pl->part_floats = part_floats(o, pl->n_ctx);
     pl->worker_bytes = worker_bytes(o);
     engine__kv_init(&en->kv, &shape, &c);
     pl->mem.kv = c.used;

@@ -90,6 +90,10 @@ void kern__attn_scalar(const struct kern_attn *d, uint32_t kv_head);
 void kern__attn_avx2(const struct kern_attn *d, uint32_t kv_head);
 void kern__attn_avx512(const struct kern_attn *d, uint32_t kv_head);
 void kern__attn_neon(const struct kern_attn *d, uint32_t kv_head);
+void kern__kv_store_scalar(const struct kern_kv_store *d, int32_t page, uint32_t offset, const float *k, const float *v);
+void kern__kv_store_avx2(const struct kern_kv_store *d, int32_t page, uint32_t offset, const float *k, const float *v);
+void kern__kv_store_avx512(const struct kern_kv_store *d, int32_t page, uint32_t offset, const float *k, const float *v);
+void kern__kv_store_neon(const struct kern_kv_store *d, int32_t page, uint32_t offset, const float *k, const float *v);
 
 /* norm.h */
 void kern__rms_norm_scalar(const float *x, const float *w, float eps, size_t n, float *y);

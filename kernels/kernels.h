@@ -37,6 +37,7 @@ struct kern_ops {
     kern_gemm_fn gemm;
     kern_quantize_fn quantize;
     kern_attn_fn attn;
+    kern_kv_store_fn kv_store;
     kern_rms_norm_fn rms_norm;
     kern_swiglu_fn swiglu;
     kern_axpy_fn axpy;

@@ -69,7 +69,7 @@ static const char USAGE[] =
     "  --batch-tokens N    tokens of one prefill step (default 512)\n"
     "  --repeat N          measurements per test, the median counts (default 3)\n"
     "  --cpu-level L       auto, scalar, avx2, avxvnni, avx512 or neon\n"
-    "  --kv-type T         f16, bf16 or f32\n"
+    "  --kv-type T         f16, bf16, f32 or q8\n"
     "  --repack on|off     copy weights into the kernels' layout (default on)\n"
     "  --json FILE         also write the results as JSON ('-' = stdout instead of the table)\n";
 
@@ -162,14 +162,14 @@ static int pick_level(const char *name, const struct kern_ops **out, struct err 
 }
 
 static int pick_kv_type(const char *name, enum engine_kv_type *out, struct err *e) {
-    static const char *const names[] = { [ENGINE_KV_F16] = "f16", [ENGINE_KV_BF16] = "bf16", [ENGINE_KV_F32] = "f32" };
-    for (int i = 0; i < 3; i++) {
+    static const char *const names[] = { [ENGINE_KV_F16] = "f16", [ENGINE_KV_BF16] = "bf16", [ENGINE_KV_F32] = "f32", [ENGINE_KV_Q8] = "q8" };
+    for (int i = 0; i < 4; i++) {
         if (!strcmp(name, names[i])) {
             *out = (enum engine_kv_type)i;
             return ST_OK;
         }
     }
-    return err_set(e, ST_INVALID, "--kv-type: expected f16, bf16 or f32, found %s", name);
+    return err_set(e, ST_INVALID, "--kv-type: expected f16, bf16, f32 or q8, found %s", name);
 }
 
 /* Bytes a step reads whatever the routing says, and those of one expert. The embedding's rows are not worth counting. */

@@ -134,6 +134,12 @@ static int warm_up(struct app *a, struct err *e) {
     return ST_OK;
 }
 
+/* The option table lets nothing else through. */
+static enum engine_kv_type kv_type(const char *name) {
+    return strcmp(name, "f32") == 0 ? ENGINE_KV_F32 : strcmp(name, "bf16") == 0 ? ENGINE_KV_BF16 :
+           strcmp(name, "q8") == 0 ? ENGINE_KV_Q8 : ENGINE_KV_F16;
+}
+
 static int open_engine(struct app *a, struct err *e) {
     const struct config *c = &a->config;
     const struct kern_ops *kern = pick_kernels(c, e);
@@ -144,7 +150,7 @@ static int open_engine(struct app *a, struct err *e) {
         .max_batch_tokens = c->batch_tokens > c->max_running ? c->batch_tokens : c->max_running, .ram_bytes = a->ram_bytes,
         .exact = strcmp(c->activations, "f32") == 0,
         .repack = c->repack,
-        .kv_type = strcmp(c->kv_type, "f32") == 0 ? ENGINE_KV_F32 : strcmp(c->kv_type, "bf16") == 0 ? ENGINE_KV_BF16 : ENGINE_KV_F16,
+        .kv_type = kv_type(c->kv_type),
     };
     int rc = plan_memory(a, &o, e);
     if (rc == ST_OK) rc = engine_open(&a->engine, &o, e);

@@ -10,18 +10,18 @@
  *
  * Error of an output element: about (head_dim / 8 + 5) * 2^-24 relative in each score's sum of |q k|, exp 1 ulp,
  * and (n_keys / 32 + 4) * 2^-24 * max|v|. */
-#include "kernels/attn_walk.h"
-#include "kernels/cpu/vec_avx2.h"
+#include "kernels/cpu/attn_avx2.h"
 
 #include <string.h>
 
 struct tile {
-    const float *q[4];
+    const struct kern__attn_block *b;
+    uint32_t row;     /* first of the tile */
     float *out[4];
     float *p[4];      /* scores, then unnormalised probabilities, [KERN__ATTN_BLOCK] */
     float keep[4];    /* what the earlier sum and output are multiplied by          */
     const char *k, *v;
-    const char *next_k, *next_v; /* next block, to be prefetched by this tile; or NULL */
+    const char *next_k, *next_v; /* next block, to be prefetched by this tile; or this one */
     uint32_t n;       /* keys */
 };
 
@@ -70,7 +70,7 @@ KERN__TILE void dot_step(enum kern_kv_type type, const int R, const struct tile 
     for (int x = 0; x < J; x++) {
         __m256 k = load_kv(type, key[x], i, n);
         KERN__UNROLL
-        for (int r = 0; r < R; r++) acc[r * J + x] = _mm256_fmadd_ps(load_f32(t->q[r] + i, n), k, acc[r * J + x]);
+        for (int r = 0; r < R; r++) acc[r * J + x] = _mm256_fmadd_ps(_mm256_loadu_ps(kern__attn_q_f32(t->b, t->row, i) + i % 16 + 16 * r), k, acc[r * J + x]);
     }
 }
 
@@ -85,7 +85,7 @@ KERN__TILE void score_keys(enum kern_kv_type type, const int R, const struct til
     for (int x = 0; x < J; x++) key[x] = t->k + (j + (uint32_t)x < t->n ? j + (uint32_t)x : t->n - 1) * row_bytes;
     KERN__UNROLL
     for (int x = 0; x < 8; x++) acc[x] = _mm256_setzero_ps();
-    size_t step_bytes = 8 * (size_t)J * kern__kv_elem_bytes(type);
+    const size_t step_bytes = 8 * (size_t)J * kern__kv_elem_bytes(type);
     for (; i + 8 <= dim; i += 8) {
         kern__attn_prefetch(t->next_k, j * row_bytes + i / 8 * step_bytes, step_bytes);
         dot_step(type, R, t, key, i, 8, acc);
@@ -98,35 +98,11 @@ KERN__TILE void score_keys(enum kern_kv_type type, const int R, const struct til
     for (int r = 0; r < R; r++) memcpy(t->p[r] + j, sums + r * J, (size_t)J * sizeof *sums);
 }
 
-/* Turns the scores p into exp(score * scale - max); returns what the row's past must be multiplied by. */
-KERN__TILE float softmax_step(float *p, uint32_t n, float scale, float *max, float *sum) {
-    __m256 s[4], top = _mm256_set1_ps(-INFINITY), total = _mm256_setzero_ps();
-    KERN__UNROLL
-    for (int x = 0; x < 4; x++) {
-        __m256 m = _mm256_castsi256_ps(kern__mask8(n > 8u * (uint32_t)x ? n - 8u * (uint32_t)x : 0));
-        s[x] = _mm256_mul_ps(_mm256_loadu_ps(p + 8 * x), _mm256_set1_ps(scale));
-        s[x] = _mm256_blendv_ps(_mm256_set1_ps(-INFINITY), s[x], m);
-        top = _mm256_max_ps(top, s[x]);
-    }
-    float old = *max, now = kern__max8(top);
-    if (!(now > old)) now = old;
-    KERN__UNROLL
-    for (int x = 0; x < 4; x++) {
-        s[x] = kern__exp8(_mm256_sub_ps(s[x], _mm256_set1_ps(now))); /* -inf lanes give 0 */
-        _mm256_storeu_ps(p + 8 * x, s[x]);
-        total = _mm256_add_ps(total, s[x]);
-    }
-    float keep = now == old ? 1 : _mm256_cvtss_f32(kern__exp8(_mm256_set1_ps(old - now)));
-    *sum = *sum * keep + kern__sum8(total);
-    *max = now;
-    return keep;
-}
-
 /* out[.., i .. i + 8 C) = out * keep + sum over keys p * v for R rows; n < 8 elements only with C = 1. */
 KERN__TILE void add_values(enum kern_kv_type type, const int R, const int C, const struct tile *t, uint32_t dim,
                             uint32_t i, uint32_t n) {
     size_t row_bytes = dim * kern__kv_elem_bytes(type);
-    size_t step_bytes = 8 * (size_t)C * kern__kv_elem_bytes(type);
+    const size_t step_bytes = 8 * (size_t)C * kern__kv_elem_bytes(type);
     const char *row = t->v;
     __m256 acc[8];
     KERN__UNROLL
@@ -149,26 +125,25 @@ KERN__TILE void fold_tile(enum kern_kv_type type, const int R, const struct kern
     const uint32_t wide = R == 1 ? 64 : R == 2 ? 32 : 16; /* 8 accumulators */
     uint32_t dim_k = b->d->head_dim_k, dim_v = b->d->head_dim_v, i = 0;
     for (int r = 0; r < R; r++) {
-        t->q[r] = kern__attn_q(b, row + (uint32_t)r);
         t->out[r] = kern__attn_out(b, row + (uint32_t)r);
         t->p[r] = b->score + r * KERN__ATTN_BLOCK;
     }
     for (uint32_t j = 0; j < t->n; j += 8 / R) score_keys(type, R, t, dim_k, j);
     for (int r = 0; r < R; r++)
-        t->keep[r] = softmax_step(t->p[r], t->n, b->d->scale, &b->max[row + (uint32_t)r], &b->sum[row + (uint32_t)r]);
+        t->keep[r] = kern__softmax_row(t->p[r], t->n, b->d->scale, &b->max[row + (uint32_t)r], &b->sum[row + (uint32_t)r]);
     for (; i + wide <= dim_v; i += wide) add_values(type, R, 8 / R, t, dim_v, i, 8);
     for (; i + 8 <= dim_v; i += 8) add_values(type, R, 1, t, dim_v, i, 8);
     if (i < dim_v) add_values(type, R, 1, t, dim_v, i, dim_v - i);
 }
 
 KERN__TILE void fold_block(enum kern_kv_type type, const struct kern__attn_block *b, const void *k, const void *v) {
-    struct tile t = { .k = k, .v = v };
+    struct tile t = { .b = b, .k = k, .v = v };
     for (uint32_t row = 0, n_rows; row < b->n_rows; row += n_rows) {
-        n_rows = kern__attn_run(b, row, 4);
-        n_rows = n_rows == 3 ? 2 : n_rows;
+        n_rows = kern__attn_tile_rows(b, row, 4);
         t.n = kern__attn_visible(b, row);
-        t.next_k = row == 0 && type == b->d->kv_type ? b->next_k : NULL;
-        t.next_v = row == 0 && type == b->d->kv_type ? b->next_v : NULL;
+        t.next_k = row == 0 && type == b->d->kv_type ? b->next_k : k;
+        t.next_v = row == 0 && type == b->d->kv_type ? b->next_v : v;
+        t.row = row;
         if (t.n == 0) continue;
         if (n_rows == 4)
             fold_tile(type, 4, b, &t, row);
@@ -202,5 +177,8 @@ static void fold_f16(const struct kern__attn_block *b) { fold_16bit(KERN_KV_F16,
 static void fold_bf16(const struct kern__attn_block *b) { fold_16bit(KERN_KV_BF16, b); }
 
 void kern__attn_avx2(const struct kern_attn *d, uint32_t kv_head) {
-    kern__attn_walk(d, kv_head, d->kv_type == KERN_KV_F32 ? fold_f32 : d->kv_type == KERN_KV_F16 ? fold_f16 : fold_bf16);
+    static const kern__attn_block_fn folds[] = {
+        [KERN_KV_F16] = fold_f16, [KERN_KV_BF16] = fold_bf16, [KERN_KV_F32] = fold_f32, [KERN_KV_Q8] = kern__attn_q8_avx2,
+    };
+    kern__attn_walk(d, kv_head, folds[d->kv_type]);
 }

@@ -15,7 +15,8 @@
 #include <string.h>
 
 struct tile {
-    const float *q[4];
+    const struct kern__attn_block *b;
+    uint32_t row;  /* first of the tile */
     float *out[4];
     float *p[4];   /* scores, then unnormalised probabilities, [KERN__ATTN_BLOCK] */
     float keep[4]; /* what the earlier sum and output are multiplied by          */
@@ -33,9 +34,10 @@ KERN__TILE float32x4x2_t load8(const float *x, uint32_t n) {
 /* acc [R] += q . key over elements i .. i + n */
 KERN__TILE void dot_step(const int R, const struct tile *t, const float *key, uint32_t i, uint32_t n, float32x4x2_t *acc) {
     float32x4x2_t k = load8(key + i, n);
+    const float *query = kern__attn_q_f32(t->b, t->row, i) + i % 16; /* zero beyond the end */
     KERN__UNROLL
     for (int r = 0; r < R; r++) {
-        float32x4x2_t q = load8(t->q[r] + i, n);
+        float32x4x2_t q = load8(query + 16 * r, 8);
         acc[r].val[0] = vfmaq_f32(acc[r].val[0], q.val[0], k.val[0]);
         acc[r].val[1] = vfmaq_f32(acc[r].val[1], q.val[1], k.val[1]);
     }
@@ -103,7 +105,6 @@ static void add_value(const struct tile *t, int r, uint32_t dim, uint32_t i) {
 KERN__TILE void fold_tile(const int R, const struct kern__attn_block *b, struct tile *t, uint32_t row) {
     uint32_t dim_k = b->d->head_dim_k, dim_v = b->d->head_dim_v, i = 0;
     for (int r = 0; r < R; r++) {
-        t->q[r] = kern__attn_q(b, row + (uint32_t)r);
         t->out[r] = kern__attn_out(b, row + (uint32_t)r);
         t->p[r] = b->score + r * KERN__ATTN_BLOCK;
     }
@@ -131,12 +132,13 @@ static const float *as_f32(enum kern_kv_type type, const void *src, size_t n, fl
 }
 
 static void fold_neon(const struct kern__attn_block *b) {
-    struct tile t;
+    struct tile t = { .b = b };
     t.k = as_f32(b->d->kv_type, b->k, (size_t)b->n_keys * b->d->head_dim_k, b->k_f32);
     t.v = as_f32(b->d->kv_type, b->v, (size_t)b->n_keys * b->d->head_dim_v, b->v_f32);
     for (uint32_t row = 0, n_rows; row < b->n_rows; row += n_rows) {
         n_rows = kern__attn_run(b, row, 4) == 4 ? 4 : 1;
         t.n = kern__attn_visible(b, row);
+        t.row = row;
         if (t.n == 0) continue;
         if (n_rows == 4)
             fold_tile(4, b, &t, row);
@@ -146,5 +148,9 @@ static void fold_neon(const struct kern__attn_block *b) {
 }
 
 void kern__attn_neon(const struct kern_attn *d, uint32_t kv_head) {
-    kern__attn_walk(d, kv_head, fold_neon);
+    kern__attn_walk(d, kv_head, d->kv_type == KERN_KV_Q8 ? kern__attn_q8_scalar : fold_neon);
+}
+
+void kern__kv_store_neon(const struct kern_kv_store *d, int32_t page, uint32_t offset, const float *k, const float *v) {
+    kern__kv_store_scalar(d, page, offset, k, v);
 }

@@ -22,7 +22,7 @@ static const char *const level_names[KERN_N_LEVELS] = {
 /* GEMM is the level of the matrix product, REST that of everything else. */
 #define OPS(GEMM, REST)                                                                                          \
     .name = #GEMM, .gemm = kern__gemm_##GEMM, .quantize = kern__quantize_##REST, .attn = kern__attn_##REST,      \
-    .rms_norm = kern__rms_norm_##REST, .swiglu = kern__swiglu_##REST, .axpy = kern__axpy_##REST
+    .kv_store = kern__kv_store_##REST, .rms_norm = kern__rms_norm_##REST, .swiglu = kern__swiglu_##REST, .axpy = kern__axpy_##REST
 
 static const struct kern_ops ops_table[KERN_N_LEVELS] = {
     [KERN_SCALAR] = { .level = KERN_SCALAR, OPS(scalar, scalar) },

@@ -68,7 +68,7 @@ TEST(errors_name_place_value_and_remedy) {
         { "port -1\n", NULL, NULL, { ":1:", "port", "-1" } },
         { "max-body 99999999999999999999\n", NULL, NULL, { ":1:", "max-body", "units" } },
         { "max-body 18446744073709551615g\n", NULL, NULL, { ":1:", "max-body", "units" } },
-        { "kv-type f8\n", NULL, NULL, { "kv-type", "f16|bf16|f32", "f8" } },
+        { "kv-type f8\n", NULL, NULL, { "kv-type", "f16|bf16|f32|q8", "f8" } },
         { "warmup maybe\n", NULL, NULL, { "warmup", "on or off", "maybe" } },
         { "", "--nonsense=1", NULL, { "command line", "nonsense", "" } },
         { "", "--port", NULL, { "command line", "--port", "expected a value" } },

@@ -277,11 +277,81 @@ TEST(llama_moe_float_and_mxfp4) { run_model(test_name_, &MODELS[2], ENGINE_KV_F3
 TEST(llama_dense_one_layer) { run_model(test_name_, &MODELS[3], ENGINE_KV_F16); }
 TEST(llama_dense_head_is_embedding) { run_model(test_name_, &MODELS[4], ENGINE_KV_F16); }
 
+/* A long sequence: threads that it cannot feed by heads alone share its context by position. */
+enum { LONG = 2 * KERN_ATTN_SEGMENT + 40 };
+static const struct tiny_model LONG_MODEL = {
+    .arch = "llama", .n_layers = 2, .n_embd = 32, .n_vocab = N_VOCAB, .n_ctx = 4096, .n_heads = 4, .n_kv_heads = 1, .head_dim = 16,
+    .ff = 32, .attn = DTYPE_F32, .gate = DTYPE_F32, .down = DTYPE_F32, .head = DTYPE_F32, .seed = 15,
+};
+
+/* Logits of the last N_LONG positions; `chunk` tokens a step up to them, `tail` after. Counts the cut steps. */
+enum { N_LONG = 24 };
+static int long_run(struct rig *r, const int32_t *ids, uint32_t chunk, uint32_t tail, float (*logits)[N_VOCAB], int *n_cut) {
+    if (engine_ops()->kv_reserve(r->en, 0, LONG)) {
+        return -1;
+    }
+    for (uint32_t pos = 0, n; pos < LONG; pos += n) {
+        n = pos < LONG - N_LONG ? chunk : tail;
+        n = pos < LONG - N_LONG && n > LONG - N_LONG - pos ? LONG - N_LONG - pos : n;
+        struct batch_item it = { .seq = 0, .pos = pos, .n_tokens = n, .tokens = ids + pos };
+        struct batch b = { .items = &it, .n_items = 1, .n_tokens = n };
+        struct engine__pass p = { .en = r->en, .batch = &b, .all_logits = pos >= LONG - N_LONG };
+        if (engine__batch_check(r->en, &b)) {
+            return -1;
+        }
+        engine__forward(&p);
+        if (p.all_logits) {
+            engine__head(&p, 0, n, logits[pos - (LONG - N_LONG)]);
+        }
+        *n_cut += p.attn_cut;
+        engine__step_done(r->en, &b);
+    }
+    engine_ops()->kv_free(r->en, 0);
+    return 0;
+}
+
+static void long_context(const char *test_name_, enum engine_kv_type kv) {
+    static const uint32_t SHAPES[][2] = { { BATCH, 1 }, { 100, 8 }, { 3, 24 } };
+    static float want[N_LONG][N_VOCAB], got[N_LONG][N_VOCAB];
+    static int32_t ids[LONG];
+    struct rig r;
+    CHECK(rig_open(&r, &LONG_MODEL) == 0);
+    for (int i = 0; i < LONG; i++) {
+        ids[i] = (int32_t)rnd(N_VOCAB);
+    }
+    for (int level = KERN_AVX2; level < KERN_N_LEVELS; level++) {
+        int n_cut = 0;
+        if (!kern_cpu_ops(level)) {
+            continue;
+        }
+        CHECK(rig_engine(&r, 1, level, kv) == 0);
+        CHECK(long_run(&r, ids, 64, 1, want, &n_cut) == 0);
+        CHECK(n_cut == 0 && isfinite(want[0][0]));
+        rig_close_engine(&r);
+        for (size_t i = 0; i < sizeof SHAPES / sizeof *SHAPES; i++) {
+            CHECK(rig_engine(&r, 4, level, kv) == 0);
+            n_cut = 0;
+            CHECK(long_run(&r, ids, SHAPES[i][0], SHAPES[i][1], got, &n_cut) == 0);
+            CHECK(n_cut > 0);
+            CHECKF(memcmp(want, got, sizeof want) == 0, "level %s, shape %zu", kern_cpu_ops(level)->name, i);
+            rig_close_engine(&r);
+        }
+    }
+    model_close(r.model);
+}
+
+TEST(qwen3moe_int8_cache) { run_model(test_name_, &MODELS[0], ENGINE_KV_Q8); }
+TEST(long_context_f16) { long_context(test_name_, ENGINE_KV_F16); }
+TEST(long_context_q8) { long_context(test_name_, ENGINE_KV_Q8); }
+
 int main(void) {
     RUN(qwen3moe_mixed_formats);
     RUN(olmoe_k_quants);
     RUN(llama_moe_float_and_mxfp4);
     RUN(llama_dense_one_layer);
     RUN(llama_dense_head_is_embedding);
+    RUN(qwen3moe_int8_cache);
+    RUN(long_context_f16);
+    RUN(long_context_q8);
     return test_failed_;
 }
