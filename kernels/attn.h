@@ -16,7 +16,9 @@
 #include <stdint.h>
 
 /* Q8: int8 with one float scale, max|x| / 127, per (position, kv head). Products with it are integer sums: q and the
- * weights of a block are rounded to 16 bits, 256 times finer than the cache itself. */
+ * weights of a block are rounded to 16 bits, 256 times finer than the cache itself. Quality on the demo model, float
+ * activations, against an F32 cache: top-1 98.6 %, KL 6.6e-4 nats, logits off by 3.0 % of their deviation (scales per 32
+ * would give 4.9e-4 and 2.3 %; 8-bit activations alone cost 3.5e-3). tests/unit/engine_demo.c holds it to that. */
 enum kern_kv_type { KERN_KV_F16, KERN_KV_BF16, KERN_KV_F32, KERN_KV_Q8 };
 
 enum { KERN_ATTN_SEGMENT = 1024 };

@@ -48,12 +48,12 @@ KERN__TILE __m512 sum16x16(const __m512 *a) {
 }
 
 /* acc [R][16/R] += q . k over the elements of mask m from i on */
-KERN__TILE void dot_step(enum kern_kv_type type, const int R, const struct tile *t, const char *const *key, uint32_t i,
+KERN__TILE void dot_step(enum kern_kv_type type, const int R, const float *query, const char *const *key, uint32_t i,
                           __mmask16 m, __m512 *acc) {
     const int J = 16 / R;
     __m512 q[8];
     KERN__UNROLL
-    for (int r = 0; r < R; r++) q[r] = _mm512_loadu_ps(kern__attn_q_f32(t->b, t->row, i) + 16 * r);
+    for (int r = 0; r < R; r++) q[r] = _mm512_loadu_ps(query + 16 * r);
     KERN__UNROLL
     for (int x = 0; x < J; x++) {
         __m512 k = load_kv(type, key[x], i, m);
@@ -74,11 +74,14 @@ KERN__TILE void score_keys(enum kern_kv_type type, const int R, const struct til
     KERN__UNROLL
     for (int x = 0; x < 16; x++) acc[x] = _mm512_setzero_ps();
     const size_t step_bytes = 16 * (size_t)J * kern__kv_elem_bytes(type);
-    for (; i + 16 <= dim; i += 16) {
-        kern__attn_prefetch(t->next_k, j * row_bytes + i / 16 * step_bytes, step_bytes);
-        dot_step(type, R, t, key, i, 0xFFFF, acc);
+    const float *q = kern__attn_q_f32(t->b, t->row, 0);
+    const size_t q_step = 16 * (size_t)t->b->q_rows;
+    const char *next_k = t->next_k + j * row_bytes;
+    for (; i + 16 <= dim; i += 16, q += q_step, next_k += step_bytes) {
+        kern__attn_prefetch(next_k, 0, step_bytes);
+        dot_step(type, R, q, key, i, 0xFFFF, acc);
     }
-    if (i < dim) dot_step(type, R, t, key, i, kern__mask16(dim - i), acc);
+    if (i < dim) dot_step(type, R, q, key, i, kern__mask16(dim - i), acc);
 
     _mm512_storeu_ps(t->p + j * (uint32_t)R, sum16x16(acc));
 }
@@ -89,16 +92,19 @@ KERN__TILE void add_values(enum kern_kv_type type, const int R, const int C, con
     size_t row_bytes = dim * kern__kv_elem_bytes(type);
     const size_t step_bytes = 16 * (size_t)C * kern__kv_elem_bytes(type);
     const uint32_t J = 16 / (uint32_t)R;
-    const char *row = t->v;
+    const char *row = t->v, *next_v = t->next_v;
+    const uint32_t n = t->n;
+    const float *probs = t->p;
     __m512 acc[16];
     KERN__UNROLL
     for (int x = 0; x < R * C; x++) {
         __m512 o = _mm512_maskz_loadu_ps(m, t->out[x / C] + i + 16 * (x % C));
         acc[x] = _mm512_mul_ps(o, _mm512_set1_ps(t->keep[(uint32_t)(x / C) * J]));
     }
-    for (uint32_t j = 0; j < t->n; j++, row += row_bytes) {
-        kern__attn_prefetch(t->next_v, i * t->n * kern__kv_elem_bytes(type) + j * step_bytes, step_bytes);
-        const float *p = t->p + j / J * 16 + j % J;
+    next_v += i * n * kern__kv_elem_bytes(type);
+    for (uint32_t j = 0; j < n; j++, row += row_bytes, next_v += step_bytes) {
+        kern__attn_prefetch(next_v, 0, step_bytes);
+        const float *p = probs + j / J * 16 + j % J;
         __m512 v[8];
         KERN__UNROLL
         for (int c = 0; c < C; c++) v[c] = load_kv(type, row, i + 16 * (uint32_t)c, m);

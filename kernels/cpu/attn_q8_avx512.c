@@ -24,6 +24,14 @@ KERN__TILE __m512i widen(const int8_t *x, __mmask32 m) {
     return _mm512_cvtepi8_epi16(_mm256_maskz_loadu_epi8(m, x));
 }
 
+/* acc += sums of pairs k * q[0 .. 32). Written out because gcc 12 copies and spills accumulators around the intrinsic. */
+KERN_INLINE void dot(__m512i *acc, __m512i k, const int16_t *q) {
+    __asm__("vpdpwssd %2, %1, %0" : "+v"(*acc) : "v"(k), "m"(*(const __m512i *)(const void *)q));
+}
+KERN_INLINE void dot_pair(__m512i *acc, __m512i v, const int16_t *w) { /* the same two weights for all lanes */
+    __asm__("vpdpwssd %2%{1to16%}, %1, %0" : "+v"(*acc) : "v"(v), "m"(*(const struct { int16_t a[2]; } *)(const void *)w));
+}
+
 KERN_INLINE __mmask32 mask32(uint32_t n) {
     return n >= 32 ? 0xFFFFFFFF : ((__mmask32)1 << n) - 1;
 }
@@ -49,6 +57,26 @@ KERN__TILE __m512 key_scales(const int R, const float *scale, uint32_t j, uint32
     return _mm512_permutexvar_ps(kern__lane_key(R), _mm512_maskz_loadu_ps(kern__mask16(left < J ? left : J), scale + j));
 }
 
+/* acc [R][16/R] += q . k over the elements of mask m from i on. What there is less of stays in registers. */
+KERN__TILE void dot_step(const int R, const int16_t *q, const int8_t *const *key, uint32_t i, __mmask32 m, __m512i *acc) {
+    const int J = 16 / R;
+    if (R > J) {
+        __m512i k0 = widen(key[0] + i, m), k1 = widen(key[1] + i, m);
+        KERN__UNROLL
+        for (int r = 0; r < R; r++) {
+            dot(&acc[2 * r], k0, q + 32 * r);
+            dot(&acc[2 * r + 1], k1, q + 32 * r);
+        }
+        return;
+    }
+    KERN__UNROLL
+    for (int x = 0; x < J; x++) {
+        __m512i k = widen(key[x] + i, m);
+        KERN__UNROLL
+        for (int r = 0; r < R; r++) dot(&acc[r * J + x], k, q + 32 * r);
+    }
+}
+
 /* Scores of keys j .. j + 16/R (the last key again where there are fewer) for R rows. */
 KERN__TILE void score_keys(const int R, const struct kern__attn_block *b, const struct tile *t, __m512 q_scale, uint32_t j) {
     const int J = 16 / R;
@@ -59,18 +87,12 @@ KERN__TILE void score_keys(const int R, const struct kern__attn_block *b, const 
     for (int x = 0; x < J; x++) key[x] = t->k + (size_t)(j + (uint32_t)x < t->n ? j + (uint32_t)x : t->n - 1) * dim;
     KERN__UNROLL
     for (int x = 0; x < 16; x++) acc[x] = _mm512_setzero_si512();
-    for (uint32_t i = 0; i < dim; i += 32) {
-        const __mmask32 m = mask32(dim - i);
-        const int16_t *q = kern__attn_q_i16(b, t->row, i);
+    uint32_t i = 0;
+    for (; i + 32 <= dim; i += 32) {
         kern__attn_prefetch(t->next_k, (size_t)j * dim + (size_t)i * J, 32 * (size_t)J);
-        KERN__UNROLL
-        for (int x = 0; x < J; x++) {
-            __m512i k = widen(key[x] + i, m);
-            KERN__UNROLL
-            for (int r = 0; r < R; r++)
-                acc[r * J + x] = _mm512_dpwssd_epi32(acc[r * J + x], k, _mm512_loadu_si512(q + 32 * r));
-        }
+        dot_step(R, kern__attn_q_i16(b, t->row, i), key, i, 0xFFFFFFFF, acc);
     }
+    if (i < dim) dot_step(R, kern__attn_q_i16(b, t->row, i), key, i, mask32(dim - i), acc);
     __m512 scale = _mm512_mul_ps(q_scale, key_scales(R, b->k_scale, j, t->n));
     _mm512_storeu_ps(t->p + j * (uint32_t)R, _mm512_mul_ps(_mm512_cvtepi32_ps(sum16x16(acc)), scale));
 }
@@ -130,10 +152,8 @@ KERN__TILE void add_values(const int R, const int C, const struct tile *t, uint3
             __m512i lo = _mm512_unpacklo_epi16(a, b), hi = _mm512_unpackhi_epi16(a, b);
             KERN__UNROLL
             for (int r = 0; r < R; r++) {
-                int32_t both;
-                __builtin_memcpy(&both, w + (uint32_t)r * J, sizeof both);
-                acc[0][r * C + c] = _mm512_dpwssd_epi32(acc[0][r * C + c], lo, _mm512_set1_epi32(both));
-                acc[1][r * C + c] = _mm512_dpwssd_epi32(acc[1][r * C + c], hi, _mm512_set1_epi32(both));
+                dot_pair(&acc[0][r * C + c], lo, w + (uint32_t)r * J);
+                dot_pair(&acc[1][r * C + c], hi, w + (uint32_t)r * J);
             }
         }
     }

@@ -78,7 +78,8 @@ static uint32_t block_keys(const struct kern_attn *d, uint32_t pos) {
     return n < KERN__ATTN_BLOCK ? n : KERN__ATTN_BLOCK;
 }
 
-/* Folds the keys [pos, end) into the state that b points at; both ends within a segment. */
+/* Folds the keys of the segment that starts at pos, up to `end`, into the state that b points at. Keys up to `end` are
+ * worth a prefetch even where they belong to the next segment. */
 static void fold_segment(struct kern__attn_block *b, uint32_t pos, uint32_t end, kern__attn_block_fn fold) {
     const struct kern_attn *d = b->d;
     for (uint32_t r = 0; r < b->n_rows; r++) {
@@ -86,8 +87,9 @@ static void fold_segment(struct kern__attn_block *b, uint32_t pos, uint32_t end,
         b->sum[r] = 0;
         memset(kern__attn_out(b, r), 0, d->head_dim_v * sizeof(float));
     }
+    const uint32_t stop = end - pos < KERN_ATTN_SEGMENT ? end : pos + KERN_ATTN_SEGMENT;
     locate(b, pos);
-    for (b->pos = pos; b->pos < end; b->pos += b->n_keys) {
+    for (b->pos = pos; b->pos < stop; b->pos += b->n_keys) {
         uint32_t n = block_keys(d, b->pos), slot = b->pos % d->page_tokens;
         b->n_keys = n < end - b->pos ? n : end - b->pos;
         b->k = b->next_k;
@@ -124,13 +126,13 @@ static void all_segments(struct kern__attn_block *b, uint32_t end, float *state,
     whole.sum = state + cap;
     whole.out = b->d->out + b->t0 * b->d->out_stride + (size_t)b->kv_head * per * dim;
     whole.out_stride = b->d->out_stride;
-    fold_segment(&whole, 0, end < KERN_ATTN_SEGMENT ? end : KERN_ATTN_SEGMENT, fold);
+    fold_segment(&whole, 0, end, fold);
     b->max = state + 2 * cap;
     b->sum = state + 3 * cap;
     b->out = state + 4 * cap;
     b->out_stride = (size_t)per * dim;
     for (uint32_t pos = KERN_ATTN_SEGMENT; pos < end; pos += KERN_ATTN_SEGMENT) {
-        fold_segment(b, pos, end - pos < KERN_ATTN_SEGMENT ? end : pos + KERN_ATTN_SEGMENT, fold);
+        fold_segment(b, pos, end, fold);
         for (uint32_t r = 0; r < b->n_rows; r++) /* rows before the segment do not see it */
             if (b->d->pos0 + b->t0 + r / per >= pos)
                 merge_row(&whole.max[r], &whole.sum[r], kern__attn_out(&whole, r), b->max[r], b->sum[r],
