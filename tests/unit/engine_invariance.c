@@ -324,12 +324,12 @@ static void long_context(const char *test_name_, enum engine_kv_type kv) {
         if (!kern_cpu_ops(level)) {
             continue;
         }
-        CHECK(rig_engine(&r, 1, level, kv) == 0);
+        CHECK(rig_engine(&r, 1, level, kv, false) == 0);
         CHECK(long_run(&r, ids, 64, 1, want, &n_cut) == 0);
         CHECK(n_cut == 0 && isfinite(want[0][0]));
         rig_close_engine(&r);
         for (size_t i = 0; i < sizeof SHAPES / sizeof *SHAPES; i++) {
-            CHECK(rig_engine(&r, 4, level, kv) == 0);
+            CHECK(rig_engine(&r, 4, level, kv, false) == 0);
             n_cut = 0;
             CHECK(long_run(&r, ids, SHAPES[i][0], SHAPES[i][1], got, &n_cut) == 0);
             CHECK(n_cut > 0);
