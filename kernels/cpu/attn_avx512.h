@@ -42,6 +42,24 @@ KERN_INLINE __m512 kern__swap_lanes(__m512 v, const int stride) {
     return stride == 2 ? _mm512_permute_ps(v, 0x4E) : _mm512_permute_ps(v, 0xB1);
 }
 
+/* Largest and sum over the keys of each row, in all its lanes. */
+KERN_INLINE __m512 kern__max_keys(const int R, __m512 v) {
+    if (R <= 1) v = _mm512_max_ps(v, kern__swap_lanes(v, 8));
+    if (R <= 2) v = _mm512_max_ps(v, kern__swap_lanes(v, 4));
+    if (R <= 4) v = _mm512_max_ps(v, kern__swap_lanes(v, 2));
+    return _mm512_max_ps(v, kern__swap_lanes(v, 1));
+}
+KERN_INLINE __m512 kern__sum_keys(const int R, __m512 v) {
+    if (R <= 1) v = _mm512_add_ps(v, kern__swap_lanes(v, 8));
+    if (R <= 2) v = _mm512_add_ps(v, kern__swap_lanes(v, 4));
+    if (R <= 4) v = _mm512_add_ps(v, kern__swap_lanes(v, 2));
+    return _mm512_add_ps(v, kern__swap_lanes(v, 1));
+}
+KERN__TILE void kern__add_half(const int half, __m512 *s) {
+    KERN__UNROLL
+    for (int v = 0; v < half; v++) s[v] = _mm512_add_ps(s[v], s[v + half]);
+}
+
 /* Scores p become exp(score * scale - max), 0 from key n on; max and sum [R] are brought up to date; keep [16] is
  * what the row's past must be multiplied by, in every lane of the row. */
 KERN__TILE void kern__softmax_tile(const int R, float *p, uint32_t n, float scale, float *max, float *sum, float *keep) {
@@ -52,21 +70,18 @@ KERN__TILE void kern__softmax_tile(const int R, float *p, uint32_t n, float scal
         s[v] = _mm512_mask_mul_ps(none, kern__tile_mask(R, v, n), _mm512_loadu_ps(p + 16 * v), _mm512_set1_ps(scale));
         top = _mm512_max_ps(top, s[v]);
     }
-    KERN__UNROLL
-    for (int stride = 8 / R; stride; stride /= 2) top = _mm512_max_ps(top, kern__swap_lanes(top, stride));
+    top = kern__max_keys(R, top);
     __m512 old = kern__spread_rows(R, max), now = _mm512_max_ps(top, old); /* NaN: old */
     KERN__UNROLL
     for (int v = 0; v < N; v++) {
         s[v] = _mm512_maskz_mov_ps(kern__tile_mask(R, v, n), kern__exp16(_mm512_sub_ps(s[v], now)));
         _mm512_storeu_ps(p + 16 * v, s[v]);
     }
-    KERN__UNROLL
-    for (int half = R; half; half /= 2) {
-        KERN__UNROLL
-        for (int v = 0; v < half; v++) s[v] = _mm512_add_ps(s[v], s[v + half]);
-    }
-    KERN__UNROLL
-    for (int stride = 8 / R; stride; stride /= 2) s[0] = _mm512_add_ps(s[0], kern__swap_lanes(s[0], stride));
+    if (R >= 8) kern__add_half(8, s);
+    if (R >= 4) kern__add_half(4, s);
+    if (R >= 2) kern__add_half(2, s);
+    kern__add_half(1, s);
+    s[0] = kern__sum_keys(R, s[0]);
     __m512 past = kern__exp16(_mm512_sub_ps(old, now)); /* exactly 1 where the maximum stays */
     _mm512_storeu_ps(keep, past);
     kern__gather_rows(R, max, now);

@@ -102,16 +102,14 @@ KERN__TILE void quantize_weights(const int R, const struct kern__attn_block *b, 
     const int N = 2 * R;
     const __m512 most = _mm512_set1_ps(KERN__ATTN_W16);
     __m512 w[16];
-    __m512i top = _mm512_setzero_si512(); /* as integers: NaN is above all */
+    __m512 max = _mm512_setzero_ps(), bad = max; /* a NaN shows in bad */
     KERN__UNROLL
     for (int v = 0; v < N; v++) {
         w[v] = _mm512_mul_ps(_mm512_loadu_ps(t->p + 16 * v), key_scales(R, b->v_scale, (uint32_t)v * 16 / (uint32_t)R, t->n));
-        top = _mm512_max_epi32(top, _mm512_and_si512(_mm512_castps_si512(w[v]), _mm512_set1_epi32(0x7fffffff)));
+        max = _mm512_max_ps(w[v], max); /* NaN: the second */
+        bad = _mm512_fmadd_ps(w[v], _mm512_setzero_ps(), bad);
     }
-    KERN__UNROLL
-    for (int stride = 8 / R; stride; stride /= 2)
-        top = _mm512_max_epi32(top, _mm512_castps_si512(kern__swap_lanes(_mm512_castsi512_ps(top), stride)));
-    __m512 max = _mm512_castsi512_ps(top);
+    max = _mm512_add_ps(kern__max_keys(R, max), kern__sum_keys(R, bad)); /* bad is 0 or NaN */
     __mmask16 nan = _mm512_cmp_ps_mask(max, max, _CMP_UNORD_Q);
     __mmask16 use = _mm512_cmp_ps_mask(max, _mm512_set1_ps(KERN__ATTN_W_TINY), _CMP_GE_OQ);
     __m512 inv = _mm512_maskz_div_ps(use, most, max);
