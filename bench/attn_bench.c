@@ -4,7 +4,7 @@
  * per kv head (head_dim 128), beside the f32 FMA peak and the DRAM read speed of the same run. Also the KV store. The
  * layers of a block larger than the caches are attended in turn, pages in random order, as in the engine.
  * "keys" is million positions of one kv head per second: the figure to compare KV types by, since q8 moves fewer
- * bytes. Usage: taskset -c 1 attn_bench [scalar|avx2|avx512] [TYPE]; about 10 seconds. */
+ * bytes. Usage: taskset -c 1 attn_bench [LEVEL] [TYPE]; about 10 seconds. */
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -73,7 +73,7 @@ static void print_limits(const struct bench *b) {
     memset(b->block, 1, (size_t)BLOCK_MIB << 20);
     printf("# DRAM read %.1f GB/s (one thread)\n", read_bandwidth(b->block, (size_t)BLOCK_MIB << 20));
 #if defined(__x86_64__)
-    if (kern_cpu_best() >= KERN_AVX512) {
+    if (kern_cpu_ops(KERN_AVX512)) {
         double fma = 0;
         for (int pass = 0; pass < N_PASSES; pass++) fma = fmax(fma, fma_peak_avx512());
         printf("# f32 FMA %.0f Gflop/s: f16 KV at 8 heads cannot pass %.1f GB/s by FMA\n", fma, fma / 8);
@@ -154,15 +154,11 @@ static void bench_all(struct bench *b, const char *only) {
 }
 
 int main(int argc, char **argv) {
-    static const char *const names[KERN_N_LEVELS] = { "scalar", "avx2", "avx512" };
     static struct bench b;
     enum kern_level level = kern_cpu_best();
-    if (argc > 1)
-        for (level = KERN_SCALAR; level < KERN_N_LEVELS && strcmp(argv[1], names[level]); level++)
-            ;
-    b.ops = level < KERN_N_LEVELS ? kern_cpu_ops(level) : NULL;
+    if (argc <= 1 || kern_level_find(argv[1], &level)) b.ops = kern_cpu_ops(level);
     if (!b.ops) {
-        fprintf(stderr, "attn_bench: '%s': no such level, or not on this CPU (scalar, avx2, avx512)\n", argv[1]);
+        fprintf(stderr, "attn_bench: '%s': no such level, or not on this CPU\n", argv[1]);
         return 2;
     }
     b.block = mem_map((size_t)BLOCK_MIB << 20);
