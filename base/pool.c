@@ -10,7 +10,6 @@
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -18,6 +17,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/err.h"
+#include "base/topology.h"
 
 enum { POOL_MAX_THREADS = 1024 };
 
@@ -29,6 +29,7 @@ struct pool_worker {
 
 struct pool {
     int n_threads;
+    int caller_cpu;                      /* -1 = not pinned */
     uint64_t spin_ns;
     struct pool_worker *workers;         /* [n_threads - 1], indices 1.. */
     int n_started;
@@ -163,6 +164,7 @@ int pool_open(struct pool **out, const struct pool_opts *o, struct err *e) {
     struct pool *p = mem_zalloc(1, sizeof *p);
     if (!p) return err_set(e, ST_NOMEM, "out of memory for the CPU pool");
     p->n_threads = o->n_threads;
+    p->caller_cpu = o->cpus && o->n_cpus > 0 ? o->cpus[0] : -1;
     p->spin_ns = (uint64_t)o->spin_us * 1000;
     p->workers = mem_zalloc((size_t)o->n_threads, sizeof *p->workers);
     if (!p->workers) {
@@ -193,41 +195,18 @@ int pool_n_threads(const struct pool *p) {
     return p->n_threads;
 }
 
-/* First allowed CPU of each physical core: SMT siblings share the vector units and gain nothing here. */
-static int pool_count_cores(const cpu_set_t *allowed) {
-    int n = 0;
-    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
-        if (!CPU_ISSET((size_t)cpu, allowed)) continue;
-        char path[96];
-        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list", cpu);
-        FILE *f = fopen(path, "re");
-        int first = cpu;
-        if (f) {
-            if (fscanf(f, "%d", &first) != 1) first = cpu;
-            fclose(f);
-        }
-        if (first == cpu || !CPU_ISSET((size_t)first, allowed)) n++;
-    }
-    return n;
-}
-
-/* CPU quota of the container (cgroup v2), rounded down; 0 = none. */
-static int pool_cgroup_quota(void) {
-    FILE *f = fopen("/sys/fs/cgroup/cpu.max", "re");
-    if (!f) return 0;
-    long quota = 0, period = 0;
-    int got = fscanf(f, "%ld %ld", &quota, &period);
-    fclose(f);
-    if (got != 2 || quota <= 0 || period <= 0) return 0;
-    return quota < period ? 1 : (int)(quota / period);
+int pool_pin_caller(const struct pool *p) {
+    if (p->caller_cpu < 0) return ST_OK;
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET((size_t)p->caller_cpu, &set);
+    return pthread_setaffinity_np(pthread_self(), sizeof set, &set) ? ST_INVALID : ST_OK;
 }
 
 int pool_default_threads(void) {
-    cpu_set_t allowed;
-    int n = 1;
-    if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) n = pool_count_cores(&allowed);
-    int quota = pool_cgroup_quota();
+    struct topology t;
+    topology_read(&t, TOPOLOGY_ROOT, NULL);
+    int quota = topology_cgroup_quota("/sys/fs/cgroup/cpu.max"), n = t.n_cores;
     if (quota && quota < n) n = quota;
-    if (n > POOL_MAX_THREADS) n = POOL_MAX_THREADS;
-    return n < 1 ? 1 : n;
+    return n > POOL_MAX_THREADS ? POOL_MAX_THREADS : n;
 }

@@ -71,9 +71,14 @@ const struct option config__options[] = {
       "weights where they lie in the file: for a model larger than memory, or to share it between processes.\n" },
 
     { "threads", 't', OPTION_U32, FIELD(threads), 0, 1024, NULL, "0", "CPU", "compute threads (0 = physical cores)",
-      "0 takes one per physical core this process may use (affinity and container quota respected).\n" },
+      "0 takes one per physical core this process may use (affinity and container quota respected), or one per entry of\n"
+      "cpus. A second thread on the same core (SMT) shares its vector units and gains nothing. Any number gives the same\n"
+      "answers. The HTTP side needs little and shares these cores; leave one out only where something else is busy.\n" },
     { "cpus", 0, OPTION_STRING, FIELD(cpus), 0, 0, NULL, "", NULL, "pin compute threads, e.g. 0-3,8",
-      "Empty: the kernel decides. Pin when other work shares the machine.\n" },
+      "Empty: the kernel decides. Pin when other work shares the machine, and name one CPU per core: lscpu -e shows which\n"
+      "belong together. The engine's own thread takes the first, its helpers the others in order; the HTTP thread is not pinned.\n"
+      "With several NUMA nodes weights lie where they were first read: start with `numactl --interleave=all` to use the\n"
+      "memory of all nodes, or with `numactl --membind=N` and the CPUs of node N when the model fits there.\n" },
     { "cpu-level", 0, OPTION_ENUM, FIELD(cpu_level), 0, 0, "auto|scalar|avx2|avxvnni|avx512|neon", "auto", NULL, "instruction set of the kernels",
       "auto takes the best this CPU has. The others are for comparisons; asking for more than the CPU has is an error.\n" },
     { "activations", 0, OPTION_ENUM, FIELD(activations), 0, 0, "q8|f32", "q8", NULL, "precision of the inputs of quantised weights",

@@ -224,6 +224,8 @@ static void work(struct sched *s) {
 void *loop__main(void *arg) {
     struct sched *s = arg;
 
+    if (s->o.enter)
+        s->o.enter(s->o.enter_ctx);
     while (!atomic_load_explicit(&s->stop, memory_order_acquire)) {
         /* read before the ring: after cancel_all nothing is submitted, so all of it is seen below */
         bool all = atomic_load_explicit(&s->cancel_all, memory_order_acquire);

@@ -27,6 +27,8 @@ struct sched_opts {
     void (*notify)(void *ctx);  /* called on E, at most once per step, after events were pushed (release); does its own
                                    fencing; must be cheap and must not call back                           */
     void *notify_ctx;
+    void (*enter)(void *ctx);   /* called once on E before anything else, NULL = nothing; e.g. to pin the thread */
+    void *enter_ctx;
 };
 
 int sched_start(struct sched **out, const struct sched_opts *o, struct err *e); /* returns owned, free with sched_stop */

@@ -18,21 +18,23 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/pool.h"
+#include "base/topology.h"
 #include "base/version.h"
 #include "engine/engine.h"
 #include "kernels/kernels.h"
 #include "model/expert_bank.h"
 #include "model/gguf.h"
 #include "model/model.h"
+#include "server/cmd_common.h"
 
-enum { MAX_LIST = 16, MAX_REPEAT = 64, MAX_TESTS = 2 * MAX_LIST, SPIN_US = 200 };
+enum { MAX_LIST = 16, MAX_REPEAT = 64, MAX_TESTS = 2 * MAX_LIST };
 
 struct bench_list { uint32_t v[MAX_LIST]; uint32_t n; };
 
 struct bench_opts {
-    const char *model, *json, *cpu_level, *kv_type, *repack;
+    const char *model, *json, *cpu_level, *kv_type, *repack, *cpus;
     struct bench_list prompt, batch;
-    uint32_t threads, gen, context, repeat, batch_tokens;
+    uint32_t threads, gen, context, repeat, batch_tokens, spin_us;
 };
 
 struct bench_result {
@@ -62,6 +64,8 @@ struct bench {
 static const char USAGE[] =
     "usage: moed bench MODEL.gguf [options]\n"
     "  --threads N         CPU threads (default: physical cores)\n"
+    "  --cpus LIST         pin them, e.g. 0-3,8\n"
+    "  --spin-us N         how long idle threads spin before they sleep (default 100)\n"
     "  --prompt N,N..      prefill lengths (default 512)\n"
     "  --batch N,N..       sequences decoded together (default 1,8,32)\n"
     "  --gen N             decode steps of one measurement (default 64)\n"
@@ -73,22 +77,10 @@ static const char USAGE[] =
     "  --repack on|off     copy weights into the kernels' layout (default on)\n"
     "  --json FILE         also write the results as JSON ('-' = stdout instead of the table)\n";
 
-static bool parse_u32(const char *s, uint32_t min, uint32_t max, uint32_t *out, char **end) {
-    errno = 0;
-    unsigned long v = strtoul(s, end, 10);
-    *out = (uint32_t)v;
-    return *end != s && *s >= '0' && *s <= '9' && !errno && v >= min && v <= max;
-}
-
-static bool parse_number(const char *s, uint32_t min, uint32_t max, uint32_t *out) {
-    char *end;
-    return parse_u32(s, min, max, out, &end) && *end == '\0';
-}
-
 static bool parse_list(const char *s, uint32_t max, struct bench_list *out) {
     char *end;
     for (out->n = 0; out->n < MAX_LIST; s = end + 1) {
-        if (!parse_u32(s, 1, max, &out->v[out->n++], &end)) {
+        if (!cmd_parse_u32(s, 1, max, &out->v[out->n++], &end)) {
             return false;
         }
         if (*end != ',') {
@@ -99,16 +91,17 @@ static bool parse_list(const char *s, uint32_t max, struct bench_list *out) {
 }
 
 static bool parse_option(struct bench_opts *o, const char *name, const char *value) {
-    if (!strcmp(name, "--threads")) return parse_number(value, 1, 1024, &o->threads);
+    if (!strcmp(name, "--threads")) return cmd_parse_number(value, 1, 1024, &o->threads);
     if (!strcmp(name, "--prompt")) return parse_list(value, 1 << 20, &o->prompt);
     if (!strcmp(name, "--batch")) return parse_list(value, 4096, &o->batch);
-    if (!strcmp(name, "--gen")) return parse_number(value, 1, 1 << 20, &o->gen);
-    if (!strcmp(name, "--context")) return parse_number(value, 1, 1 << 20, &o->context);
-    if (!strcmp(name, "--batch-tokens")) return parse_number(value, 1, 1 << 16, &o->batch_tokens);
-    if (!strcmp(name, "--repeat")) return parse_number(value, 1, MAX_REPEAT, &o->repeat);
+    if (!strcmp(name, "--gen")) return cmd_parse_number(value, 1, 1 << 20, &o->gen);
+    if (!strcmp(name, "--context")) return cmd_parse_number(value, 1, 1 << 20, &o->context);
+    if (!strcmp(name, "--batch-tokens")) return cmd_parse_number(value, 1, 1 << 16, &o->batch_tokens);
+    if (!strcmp(name, "--spin-us")) return cmd_parse_number(value, 0, 1000000, &o->spin_us);
+    if (!strcmp(name, "--repeat")) return cmd_parse_number(value, 1, MAX_REPEAT, &o->repeat);
     const struct { const char *name; const char **to; } strings[] = {
         { "--cpu-level", &o->cpu_level }, { "--kv-type", &o->kv_type }, { "--json", &o->json },
-        { "--repack", &o->repack },
+        { "--repack", &o->repack }, { "--cpus", &o->cpus },
     };
     for (size_t i = 0; i < sizeof strings / sizeof strings[0]; i++) {
         if (!strcmp(name, strings[i].name)) {
@@ -123,7 +116,7 @@ static bool parse_option(struct bench_opts *o, const char *name, const char *val
 static int parse_args(struct bench_opts *o, int argc, char **argv) {
     *o = (struct bench_opts){
         .cpu_level = "auto", .kv_type = "f16", .repack = "on", .prompt = { { 512 }, 1 }, .batch = { { 1, 8, 32 }, 3 },
-        .gen = 64, .context = 64, .repeat = 3, .batch_tokens = 512,
+        .gen = 64, .context = 64, .repeat = 3, .batch_tokens = 512, .spin_us = 100, .cpus = "",
     };
     for (int i = 0; i < argc; i++) {
         if (argv[i][0] != '-' && !o->model) {
@@ -151,27 +144,6 @@ static uint32_t list_max(const struct bench_list *l) {
     return max;
 }
 
-static int pick_level(const char *name, const struct kern_ops **out, struct err *e) {
-    enum kern_level level = kern_cpu_best();
-    if (strcmp(name, "auto") && !kern_level_find(name, &level)) {
-        return err_set(e, ST_INVALID, "--cpu-level: expected auto, scalar, avx2, avxvnni, avx512 or neon; found %s", name);
-    }
-    *out = kern_cpu_ops(level);
-    return *out ? ST_OK : err_set(e, ST_INVALID, "--cpu-level: this CPU cannot run %s; auto would take %s", name,
-                                  kern_level_name(kern_cpu_best()));
-}
-
-static int pick_kv_type(const char *name, enum engine_kv_type *out, struct err *e) {
-    static const char *const names[] = { [ENGINE_KV_F16] = "f16", [ENGINE_KV_BF16] = "bf16", [ENGINE_KV_F32] = "f32", [ENGINE_KV_Q8] = "q8" };
-    for (int i = 0; i < 4; i++) {
-        if (!strcmp(name, names[i])) {
-            *out = (enum engine_kv_type)i;
-            return ST_OK;
-        }
-    }
-    return err_set(e, ST_INVALID, "--kv-type: expected f16, bf16, f32 or q8, found %s", name);
-}
-
 /* Bytes a step reads whatever the routing says, and those of one expert. The embedding's rows are not worth counting. */
 static void count_bytes(struct bench *b) {
     const struct gguf *g = model_gguf(b->model);
@@ -194,9 +166,21 @@ static void count_bytes(struct bench *b) {
     b->expert_bytes = n_routed ? (double)routed / n_routed / hp->n_experts : 0;
 }
 
+static int open_pool(struct bench *b, struct err *e) {
+    int cpus[TOPOLOGY_MAX_CPUS], n = topology_parse_list(b->o.cpus, cpus, TOPOLOGY_MAX_CPUS, e);
+    if (n < 0) {
+        return n;
+    }
+    struct pool_opts po = {
+        .n_threads = b->o.threads ? (int)b->o.threads : n ? n : pool_default_threads(), .cpus = n ? cpus : NULL, .n_cpus = n,
+        .spin_us = b->o.spin_us,
+    };
+    int st = pool_open(&b->pool, &po, e);
+    return !st && pool_pin_caller(b->pool) ? err_set(e, ST_INVALID, "--cpus: the kernel refuses CPU %d", cpus[0]) : st;
+}
+
 static int open_engine(struct bench *b, struct err *e) {
     const struct bench_opts *o = &b->o;
-    struct pool_opts po = { .n_threads = o->threads ? (int)o->threads : pool_default_threads(), .spin_us = SPIN_US };
     uint32_t n_batch = list_max(&o->batch), n_prompt = list_max(&o->prompt), n_decode = o->context + o->gen;
     uint64_t kv_tokens = (uint64_t)n_batch * ((n_decode + 31) / 32 * 32);
     kv_tokens = kv_tokens < n_prompt ? n_prompt : kv_tokens;
@@ -214,10 +198,10 @@ static int open_engine(struct bench *b, struct err *e) {
         return err_set(e, ST_INVALID, "--repack: expected on or off, found %s", o->repack);
     }
     eo.repack = !strcmp(o->repack, "on");
-    int st = pick_level(o->cpu_level, &b->kern, e);
-    st = st ? st : pick_kv_type(o->kv_type, &eo.kv_type, e);
+    int st = cmd_pick_level(o->cpu_level, &b->kern, e);
+    st = st ? st : cmd_pick_kv_type(o->kv_type, &eo.kv_type, e);
     st = st ? st : model_open(&b->model, o->model, e);
-    st = st ? st : pool_open(&b->pool, &po, e);
+    st = st ? st : open_pool(b, e);
     if (st) {
         return st;
     }
@@ -360,18 +344,9 @@ static void print_table(const struct bench *b) {
     printf("peak RSS %.2f GB (the mapped model included)\n", (double)peak_rss_bytes() / 1e9);
 }
 
-static void json_string(FILE *f, const char *s) {
-    fputc('"', f);
-    for (; *s; s++) {
-        unsigned char c = (unsigned char)*s;
-        fprintf(f, c == '"' || c == '\\' ? "\\%c" : c < 0x20 ? "\\u%04x" : "%c", c);
-    }
-    fputc('"', f);
-}
-
 static void print_json(const struct bench *b, FILE *f) {
     fprintf(f, "{\"version\": \"%s\", \"model\": ", MOED_VERSION);
-    json_string(f, b->o.model);
+    cmd_json_string(f, b->o.model);
     fprintf(f, ", \"arch\": \"%s\", \"file_bytes\": %" PRIu64 ", \"threads\": %d, \"cpu_level\": \"%s\", \"kv_type\": \"%s\",",
             model_arch_name(b->model), gguf_total_bytes(model_gguf(b->model)), pool_n_threads(b->pool), b->kern->name, b->o.kv_type);
     fprintf(f, " \"context\": %u, \"gen\": %u, \"repeat\": %u, \"peak_rss_bytes\": %" PRIu64 ",\n \"results\": [", b->o.context,

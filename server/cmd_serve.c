@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/pool.h"
+#include "base/topology.h"
 #include "base/version.h"
 #include "config/config.h"
 #include "engine/engine.h"
@@ -24,7 +25,7 @@
 #include "server/server.h"
 #include "server/sysinfo.h"
 
-enum { MAX_CPUS = 1024, POOL_SPIN_US = 100 };
+enum { POOL_SPIN_US = 100 };
 
 #define MIB (1024.0 * 1024.0)
 
@@ -42,33 +43,25 @@ struct app {
 
 /* ---- options -> module options ---- */
 
-/* "0-3,8" -> 0 1 2 3 8. Returns the count. */
-static int parse_cpus(const char *text, int *cpus, int cap, struct err *e) {
-    int n = 0;
-    for (const char *s = text; *s != '\0';) {
-        char *end;
-        long first = strtol(s, &end, 10), last = first;
-        bool ok = end != s && first >= 0 && first < MAX_CPUS;
-        if (ok && *end == '-') {
-            s = end + 1;
-            last = strtol(s, &end, 10);
-            ok = end != s && last >= first && last < MAX_CPUS;
-        }
-        if (!ok || (*end != '\0' && *end != ',') || (*end == ',' && end[1] == '\0') || n + (last - first) >= cap)
-            return err_set(e, ST_INVALID, "cpus: \"%.60s\" is not a list like 0-3,8 of CPU numbers below %d", text, MAX_CPUS);
-        for (long cpu = first; cpu <= last; cpu++) cpus[n++] = (int)cpu;
-        s = *end == ',' ? end + 1 : end;
-    }
-    return n;
-}
-
 static int open_pool(struct app *a, struct err *e) {
-    int cpus[MAX_CPUS];
-    int n = parse_cpus(a->config.cpus, cpus, MAX_CPUS, e);
+    int cpus[TOPOLOGY_MAX_CPUS];
+    struct topology t;
+    int n = topology_parse_list(a->config.cpus, cpus, TOPOLOGY_MAX_CPUS, e);
     if (n < 0) return n;
     struct pool_opts o = {.n_threads = (int)a->config.threads, .cpus = n > 0 ? cpus : NULL, .n_cpus = n, .spin_us = POOL_SPIN_US};
     if (o.n_threads == 0) o.n_threads = n > 0 ? n : pool_default_threads();
+    topology_read(&t, TOPOLOGY_ROOT, NULL);
+    log_info("cpu", "%d threads%s; %d CPUs on %d cores allowed", o.n_threads, n > 0 ? ", pinned" : "", t.n_allowed, t.n_cores);
+    if (t.n_nodes > 1)
+        log_warn("cpu", "%d NUMA nodes: spread the model over them (numactl --interleave=all moed ...) or stay on one (option cpus "
+                 "and numactl --membind); else one node's memory bounds the speed", t.n_nodes);
     return pool_open(&a->pool, &o, e);
+}
+
+/* On the engine's thread: it computes too, as worker 0 of the pool. */
+static void enter_engine(void *ctx) {
+    struct app *a = ctx;
+    if (pool_pin_caller(a->pool) != ST_OK) log_warn("cpu", "the kernel refused to pin the engine's thread to the first of cpus %s", a->config.cpus);
 }
 
 static const struct kern_ops *pick_kernels(const struct config *c, struct err *e) {
@@ -172,7 +165,7 @@ static int open_all(struct app *a, struct err *e) {
     name_model(a);
     log_info("model", "%s: %s, loaded in %.1f s", a->name, model_arch_name(a->model), (double)(clock_mono_ns() - t0) * 1e-9);
     struct server_opts o = {.config = &a->config, .tokenizer = a->tokenizer, .model_name = a->name, .ops = engine_ops(),
-                            .engine = a->engine, .arch = model_arch_name(a->model), .file_name = a->file_name};
+                            .engine = a->engine, .engine_enter = enter_engine, .engine_enter_ctx = a, .arch = model_arch_name(a->model), .file_name = a->file_name};
     return server_open(&a->server, &o, e);
 }
 
@@ -207,8 +200,8 @@ static void on_early_signal(int signum) {
 
 /* What can be wrong with the options beyond their syntax; asked before anything takes time. */
 static int check_options(const struct config *c, struct err *e) {
-    int cpus[MAX_CPUS];
-    int rc = parse_cpus(c->cpus, cpus, MAX_CPUS, e);
+    int cpus[TOPOLOGY_MAX_CPUS];
+    int rc = topology_parse_list(c->cpus, cpus, TOPOLOGY_MAX_CPUS, e);
     if (rc < 0) return rc;
     return pick_kernels(c, e) != NULL ? ST_OK : ST_UNSUPPORTED;
 }

@@ -10,6 +10,7 @@
 #include "config/config.h"
 #include "model/model.h"
 #include "server/cmd_bench.h"
+#include "server/cmd_perplexity.h"
 #include "server/commands.h"
 
 static int help(FILE *out) {
@@ -17,6 +18,7 @@ static int help(FILE *out) {
           "usage: moed [serve] --model FILE.gguf [option...]   serve (the default command)\n"
           "       moed inspect FILE.gguf                       print what is in a model file\n"
           "       moed bench [option...]                       measure the engine; moed bench --help\n"
+          "       moed perplexity FILE.gguf TEXT [option...]   how well the engine predicts a text\n"
           "       moed healthcheck [--host H] [--port P]       exit 0 when the server answers ready, else 1\n"
           "       moed version | help\n\n"
           "Options of serve, also as MOED_NAME in the environment or in a file given with --config:\n", out);
@@ -46,6 +48,7 @@ int main(int argc, char **argv) {
     if (strcmp(command, "serve") == 0) return cmd_serve(argc, argv, environ);
     if (strcmp(command, "inspect") == 0) return inspect(argc, argv);
     if (strcmp(command, "bench") == 0) return cmd_bench(argc, argv);
+    if (strcmp(command, "perplexity") == 0) return cmd_perplexity(argc, argv);
     if (strcmp(command, "healthcheck") == 0) return cmd_healthcheck(argc, argv, environ);
     if (strcmp(command, "help") == 0) return help(stdout);
     if (strcmp(command, "version") == 0) return puts("moed " MOED_VERSION) < 0;

@@ -78,6 +78,7 @@ static int start_scheduler(struct server *s, struct err *e) {
     struct sched_opts o = {
         .ops = s->opts->ops, .engine = s->opts->engine, .max_running = cfg->max_running, .max_queued = cfg->max_queued,
         .batch_tokens = cfg->batch_tokens, .prefix_cache = cfg->prefix_cache, .notify = wake_notify, .notify_ctx = s->wake,
+        .enter = s->opts->engine_enter, .enter_ctx = s->opts->engine_enter_ctx,
     };
     return sched_start(&s->sched, &o, e);
 }

@@ -20,6 +20,8 @@ struct server_opts {
     const char *model_name;            /* id shown to clients                                             */
     const struct engine_ops *ops;      /* the server starts and stops the scheduler over this engine      */
     void *engine;
+    void (*engine_enter)(void *ctx);   /* called once on the engine's thread, before its first step; NULL = nothing */
+    void *engine_enter_ctx;
     const char *arch, *file_name;      /* for model_info in /metrics                                      */
 };
 

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the measuring sub-commands share: reading of option values, and JSON text. */
+#include "server/cmd_common.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/kernels.h"
+
+bool cmd_parse_u32(const char *s, uint32_t min, uint32_t max, uint32_t *out, char **end) {
+    errno = 0;
+    unsigned long v = strtoul(s, end, 10);
+    *out = (uint32_t)v;
+    return *end != s && *s >= '0' && *s <= '9' && !errno && v >= min && v <= max;
+}
+
+bool cmd_parse_number(const char *s, uint32_t min, uint32_t max, uint32_t *out) {
+    char *end;
+    return cmd_parse_u32(s, min, max, out, &end) && *end == '\0';
+}
+
+int cmd_pick_level(const char *name, const struct kern_ops **out, struct err *e) {
+    enum kern_level level = kern_cpu_best();
+    if (strcmp(name, "auto") && !kern_level_find(name, &level)) {
+        return err_set(e, ST_INVALID, "--cpu-level: expected auto, scalar, avx2, avxvnni, avx512 or neon; found %s", name);
+    }
+    *out = kern_cpu_ops(level);
+    return *out ? ST_OK : err_set(e, ST_INVALID, "--cpu-level: this CPU cannot run %s; auto would take %s", name,
+                                  kern_level_name(kern_cpu_best()));
+}
+
+int cmd_pick_kv_type(const char *name, enum engine_kv_type *out, struct err *e) {
+    static const char *const names[] = { [ENGINE_KV_F16] = "f16", [ENGINE_KV_BF16] = "bf16", [ENGINE_KV_F32] = "f32" };
+    for (int i = 0; i < 3; i++) {
+        if (!strcmp(name, names[i])) {
+            *out = (enum engine_kv_type)i;
+            return ST_OK;
+        }
+    }
+    return err_set(e, ST_INVALID, "--kv-type: expected f16, bf16 or f32, found %s", name);
+}
+
+void cmd_json_string(FILE *f, const char *s) {
+    fputc('"', f);
+    for (; *s; s++) {
+        unsigned char c = (unsigned char)*s;
+        fprintf(f, c == '"' || c == '\\' ? "\\%c" : c < 0x20 ? "\\u%04x" : "%c", c);
+    }
+    fputc('"', f);
+}
