@@ -10,12 +10,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 #include "base/alloc.h"
-#include "base/clock.h"
+#include "bench/calibration.h"
 #include "kernels/kernels.h"
 
 enum { N_IN = 2048, N_OUT = 768, SLICE = 64, MAX_TOKENS = 64, N_PASSES = 10, PASS_MS = 3, BLOCK_MIB = 192 };
@@ -46,8 +42,6 @@ static const struct format formats[] = {
 static uint32_t rng_state = 1;
 static uint32_t rng(void) { return rng_state = rng_state * 1664525 + 1013904223; }
 
-static double seconds(void) { return (double)clock_mono_ns() * 1e-9; }
-
 static void fill_weights(const struct format *f, uint8_t *w, size_t n_bytes) {
     for (size_t at = 0; at < n_bytes; at += f->bytes) {
         if (f->elems == 1) { /* 1 +- something: no subnormals, no NaN */
@@ -65,75 +59,16 @@ static void fill_weights(const struct format *f, uint8_t *w, size_t n_bytes) {
     }
 }
 
-#if defined(__x86_64__)
-__attribute__((target("avx512f,avx512vnni,avx512bw"))) static double int8_peak_avx512(void) {
-    enum { N = 100000 };
-    __m512i acc[12];
-    for (int i = 0; i < 12; i++)
-        acc[i] = _mm512_set1_epi32(i);
-    __m512i a = _mm512_set1_epi32(0x01020304), b = _mm512_set1_epi32(0x05060708);
-    double t = seconds();
-    for (int n = 0; n < N; n++)
-#pragma GCC unroll 12
-        for (int i = 0; i < 12; i++)
-            acc[i] = _mm512_dpbusd_epi32(acc[i], a, b);
-    t = seconds() - t;
-    int sum = 0;
-    for (int i = 0; i < 12; i++)
-        sum += _mm512_reduce_add_epi32(acc[i]);
-    return 128.0 * 12 * N / t / 1e9 + (sum == 12345 ? 1e-9 : 0); /* uses sum, so that the loop stays */
-}
-
-__attribute__((target("avx512f"))) static double fma_peak_avx512(void) {
-    enum { N = 100000 };
-    __m512 acc[12], a = _mm512_set1_ps(0.999f), b = _mm512_set1_ps(1e-3f);
-    for (int i = 0; i < 12; i++)
-        acc[i] = _mm512_set1_ps((float)i);
-    double t = seconds();
-    for (int n = 0; n < N; n++)
-#pragma GCC unroll 12
-        for (int i = 0; i < 12; i++)
-            acc[i] = _mm512_fmadd_ps(acc[i], a, b);
-    t = seconds() - t;
-    float sum = 0;
-    for (int i = 0; i < 12; i++)
-        sum += _mm512_reduce_add_ps(acc[i]);
-    return 32.0 * 12 * N / t / 1e9 + (sum == 12345 ? 1e-9 : 0);
-}
-
 static void print_compute_peak(void) {
-    if (kern_cpu_best() < KERN_AVX512) {
-        printf("# int8 and FMA peak: not measured, this CPU has no AVX-512 VNNI\n");
-        return;
-    }
     double int8 = 0, fma = 0;
     for (int pass = 0; pass < N_PASSES; pass++) {
-        int8 = fmax(int8, int8_peak_avx512());
-        fma = fmax(fma, fma_peak_avx512());
+        int8 = fmax(int8, calib_int8_gops());
+        fma = fmax(fma, calib_f32_gflops());
     }
-    printf("# this core: int8 dot product %.0f Gop/s, f32 FMA %.0f Gflop/s\n", int8, fma);
-}
-#else
-static void print_compute_peak(void) { printf("# int8 and FMA peak: not measured on this architecture\n"); }
-#endif
-
-/* Best over pieces of 4 MiB, walked in order, so that each comes from DRAM but few are interrupted by others. */
-static double read_bandwidth(const uint8_t *p, size_t n_bytes) {
-    const size_t piece = (size_t)4 << 20;
-    double best = 0;
-    uint64_t sum = 0;
-    for (size_t at = 0; at + piece <= n_bytes; at += piece) {
-        const uint64_t *q = (const uint64_t *)(p + at);
-        uint64_t s0 = 0, s1 = 0, s2 = 0, s3 = 0;
-        double t = seconds();
-        for (size_t i = 0; i < piece / 8; i += 8) {
-            __builtin_prefetch(q + i + 512, 0, 2);
-            s0 += q[i], s1 += q[i + 2], s2 += q[i + 4], s3 += q[i + 6];
-        }
-        sum += s0 + s1 + s2 + s3;
-        best = fmax(best, (double)piece / (seconds() - t) / 1e9);
-    }
-    return best + (sum == 12345 ? 1e-9 : 0);
+    if (int8 == 0)
+        printf("# int8 and FMA peak: not measured, this CPU has no AVX-512 VNNI\n");
+    else
+        printf("# this core: int8 dot product %.0f Gop/s, f32 FMA %.0f Gflop/s\n", int8, fma);
 }
 
 struct bench {
@@ -148,7 +83,7 @@ static double measure(const struct bench *b, struct kern_gemm *d, size_t n_exper
     double best = 1e9;
     size_t expert = 0, bytes = d->row_bytes * N_OUT;
     for (int pass = 0; pass < N_PASSES; pass++) { /* short ones: others may use the core */
-        double t0 = seconds(), t;
+        double t0 = calib_seconds(), t;
         int n = 0;
         do {
             d->w = b->block + expert * bytes;
@@ -156,7 +91,7 @@ static double measure(const struct bench *b, struct kern_gemm *d, size_t n_exper
                 b->ops->gemm(d, r, r + SLICE);
             expert = (expert + 1) % n_experts;
             n++;
-            t = seconds() - t0;
+            t = calib_seconds() - t0;
         } while (t < PASS_MS * 1e-3);
         best = t / n < best ? t / n : best;
     }
@@ -192,12 +127,12 @@ static void bench_format(const struct bench *b, const struct format *f, bool pac
 static void bench_all(const struct bench *b, const char *only) {
     for (size_t i = 0; i < (size_t)MAX_TOKENS * N_IN; i++)
         b->x[i] = (float)(int32_t)rng() * 0x1p-31f;
-    double t = seconds();
+    double t = calib_seconds();
     b->ops->quantize(b->x, (size_t)MAX_TOKENS * N_IN, b->q);
-    t = seconds() - t;
+    t = calib_seconds() - t;
     print_compute_peak();
     memset(b->block, 1, (size_t)BLOCK_MIB << 20);
-    printf("# DRAM read %.1f GB/s (one thread)\n", read_bandwidth(b->block, (size_t)BLOCK_MIB << 20));
+    printf("# DRAM read %.1f GB/s (one thread)\n", calib_read_gb_s(b->block, (size_t)BLOCK_MIB << 20));
     printf("# level %s, quantize %.2f G values/s; per number of rows: Gop/s, GB/s of weights\n", b->ops->name,
            (double)MAX_TOKENS * N_IN / t / 1e9);
     printf("format       ");

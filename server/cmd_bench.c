@@ -166,6 +166,34 @@ static void count_bytes(struct bench *b) {
     b->expert_bytes = n_routed ? (double)routed / n_routed / hp->n_experts : 0;
 }
 
+static double n_weights(const struct tensor *t) {
+    return t ? (double)t->ne[0] * (double)tensor_n_rows(t) : 0;
+}
+
+/* Two per multiply-add with a weight, for one token through all layers; the head and attention's products with the KV are
+ * not counted, so a share of the machine's peak made from it is on the low side. */
+static double ops_per_token(const struct bench *b) {
+    const struct model_hparams *hp = model_hparams(b->model);
+    double n = 0;
+    for (uint32_t i = 0; i < hp->n_layers; i++) {
+        const struct model_layer *l = model_layer(b->model, i);
+        n += n_weights(l->wq) + n_weights(l->wk) + n_weights(l->wv) + n_weights(l->wo);
+        if (l->router) {
+            double experts = n_weights(l->gate_exps) + n_weights(l->up_exps) + n_weights(l->down_exps);
+            n += n_weights(l->router) + experts * hp->n_experts_used / hp->n_experts;
+        } else {
+            n += n_weights(l->ffn_gate) + n_weights(l->ffn_up) + n_weights(l->ffn_down);
+        }
+    }
+    return 2 * n;
+}
+
+static uint64_t kv_bytes_per_token(const struct bench *b) {
+    const struct model_hparams *hp = model_hparams(b->model);
+    uint64_t values = (uint64_t)hp->n_layers * hp->n_kv_heads * (hp->head_dim_k + hp->head_dim_v);
+    return values * (!strcmp(b->o.kv_type, "f32") ? 4 : 2);
+}
+
 static int open_pool(struct bench *b, struct err *e) {
     int cpus[TOPOLOGY_MAX_CPUS], n = topology_parse_list(b->o.cpus, cpus, TOPOLOGY_MAX_CPUS, e);
     if (n < 0) {
@@ -361,7 +389,7 @@ static void print_json(const struct bench *b, FILE *f) {
         }
         fprintf(f, "}");
     }
-    fprintf(f, "\n ]}\n");
+    fprintf(f, "\n ],\n \"ops_per_token\": %.0f, \"kv_bytes_per_token\": %" PRIu64 "}\n", ops_per_token(b), kv_bytes_per_token(b));
 }
 
 static int report(struct bench *b, struct err *e) {
