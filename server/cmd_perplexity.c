@@ -27,7 +27,7 @@
 enum { SPIN_US = 200, MAX_TEXT = 64 << 20, MAX_BATCH = 512 };
 
 struct ppl_opts {
-    const char *model, *text, *json, *cpu_level, *kv_type, *activations;
+    const char *model, *text, *json, *cpu_level, *kv_type, *activations, *repack;
     uint32_t threads, context, tokens;
 };
 
@@ -56,6 +56,7 @@ static const char USAGE[] =
     "  --cpu-level L       auto, scalar, avx2, avxvnni, avx512 or neon\n"
     "  --kv-type T         f16, bf16 or f32\n"
     "  --activations T     q8 or f32: inputs of quantised weights\n"
+    "  --repack on|off     copy weights into the kernels' layout (default on)\n"
     "  --json FILE         also write the result as JSON ('-' = stdout instead of the text)\n";
 
 static bool parse_option(struct ppl_opts *o, const char *name, const char *value) {
@@ -64,6 +65,7 @@ static bool parse_option(struct ppl_opts *o, const char *name, const char *value
     if (!strcmp(name, "--tokens")) return cmd_parse_number(value, 2, 1 << 30, &o->tokens);
     const struct { const char *name; const char **to; } strings[] = {
         { "--cpu-level", &o->cpu_level }, { "--kv-type", &o->kv_type }, { "--activations", &o->activations }, { "--json", &o->json },
+        { "--repack", &o->repack },
     };
     for (size_t i = 0; i < sizeof strings / sizeof strings[0]; i++) {
         if (!strcmp(name, strings[i].name)) {
@@ -76,7 +78,7 @@ static bool parse_option(struct ppl_opts *o, const char *name, const char *value
 
 /* 0, or the exit code. */
 static int parse_args(struct ppl_opts *o, int argc, char **argv) {
-    *o = (struct ppl_opts){ .cpu_level = "auto", .kv_type = "f16", .activations = "q8", .context = 512, .tokens = 1u << 30 };
+    *o = (struct ppl_opts){ .cpu_level = "auto", .kv_type = "f16", .activations = "q8", .repack = "on", .context = 512, .tokens = 1u << 30 };
     for (int i = 0; i < argc; i++) {
         if (argv[i][0] != '-' && !o->text) {
             *(o->model ? &o->text : &o->model) = argv[i];
@@ -87,6 +89,10 @@ static int parse_args(struct ppl_opts *o, int argc, char **argv) {
                     i + 1 < argc ? argv[i + 1] : "", USAGE);
             return 2;
         }
+    }
+    if (strcmp(o->repack, "on") && strcmp(o->repack, "off")) {
+        fprintf(stderr, "moed perplexity: --repack: expected on or off, found %s\n", o->repack);
+        return 2;
     }
     bool known = !strcmp(o->activations, "q8") || !strcmp(o->activations, "f32");
     if (!known) {
@@ -146,7 +152,7 @@ static int open_engine(struct ppl *p, struct err *e) {
     struct pool_opts po = { .n_threads = p->o.threads ? (int)p->o.threads : pool_default_threads(), .spin_us = SPIN_US };
     struct engine_opts eo = {
         .model = p->model, .n_ctx = window, .n_seqs = 1, .n_running = 1, .max_batch_tokens = window < MAX_BATCH ? window : MAX_BATCH,
-        .exact = !strcmp(p->o.activations, "f32"),
+        .exact = !strcmp(p->o.activations, "f32"), .repack = !strcmp(p->o.repack, "on"),
     };
     int st = cmd_pick_level(p->o.cpu_level, &p->kern, e);
     st = st ? st : cmd_pick_kv_type(p->o.kv_type, &eo.kv_type, e);
