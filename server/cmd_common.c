@@ -32,14 +32,14 @@ int cmd_pick_level(const char *name, const struct kern_ops **out, struct err *e)
 }
 
 int cmd_pick_kv_type(const char *name, enum engine_kv_type *out, struct err *e) {
-    static const char *const names[] = { [ENGINE_KV_F16] = "f16", [ENGINE_KV_BF16] = "bf16", [ENGINE_KV_F32] = "f32" };
-    for (int i = 0; i < 3; i++) {
+    static const char *const names[] = { [ENGINE_KV_F16] = "f16", [ENGINE_KV_BF16] = "bf16", [ENGINE_KV_F32] = "f32", [ENGINE_KV_Q8] = "q8" };
+    for (int i = 0; i < 4; i++) {
         if (!strcmp(name, names[i])) {
             *out = (enum engine_kv_type)i;
             return ST_OK;
         }
     }
-    return err_set(e, ST_INVALID, "--kv-type: expected f16, bf16 or f32, found %s", name);
+    return err_set(e, ST_INVALID, "--kv-type: expected f16, bf16, f32 or q8, found %s", name);
 }
 
 void cmd_json_string(FILE *f, const char *s) {
