@@ -8,12 +8,19 @@ set -euo pipefail
 
 what=${1:?usage: setup.sh build|test|fuzz|arm}
 
-# llhttp is a library package on newer systems; Debian 12 ships its C sources in node-llhttp.
+# No grep -q behind a pipe: it leaves early, the writer dies of SIGPIPE, and pipefail turns a match into a miss.
+
+has_candidate() { apt-cache policy "$1" 2>/dev/null | grep 'Candidate: [0-9]' >/dev/null; }
+
+# llhttp is a library package on newer systems; Debian 12 ships its C sources in node-llhttp. On a machine whose
+# package lists were never fetched only the release name can tell.
 llhttp() {
-    if [ -e /usr/include/llhttp.h ] || apt-cache policy libllhttp-dev 2>/dev/null | grep -q 'Candidate: [0-9]'; then
+    if [ -e /usr/include/llhttp.h ] || has_candidate libllhttp-dev; then
         echo libllhttp-dev
-    else
+    elif has_candidate node-llhttp || grep -q '^VERSION_CODENAME=bookworm' /etc/os-release; then
         echo node-llhttp
+    else
+        echo libllhttp-dev
     fi
 }
 
@@ -32,7 +39,7 @@ packages() {
 
 missing() {
     for p in $(packages); do
-        dpkg-query -W -f='${Status}' "$p" 2>/dev/null | grep -q '^install ok installed$' || echo "$p"
+        [ "$(dpkg-query -W -f='${Status}' "$p" 2>/dev/null)" = "install ok installed" ] || echo "$p"
     done
 }
 
