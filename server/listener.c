@@ -254,8 +254,8 @@ static void close_handle(uv_handle_t *handle, void *ctx) {
 
 void listener__close(struct server *s) {
     if (s->listener != NULL && s->listener->handles) {
+        signals__close(s);
         uv_walk(&s->loop, close_handle, NULL);
-        signals__closed();
     }
     uv_run(&s->loop, UV_RUN_DEFAULT);
 }

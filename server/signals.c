@@ -33,7 +33,14 @@ int signals__open(struct server *s, struct err *e) {
     return ST_OK;
 }
 
-void signals__closed(void) {
-    signal(SIGTERM, SIG_IGN); /* libuv has restored the defaults */
-    signal(SIGINT, SIG_IGN);
+/* Closing restores the default action, which kills: it is replaced at once. */
+static void close_one(uv_signal_t *handle, int signum) {
+    if (handle->type != UV_SIGNAL) return; /* opening did not come that far */
+    uv_close((uv_handle_t *)handle, NULL);
+    signal(signum, SIG_IGN);
+}
+
+void signals__close(struct server *s) {
+    close_one(&s->listener->sigterm, SIGTERM);
+    close_one(&s->listener->sigint, SIGINT);
 }

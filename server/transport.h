@@ -116,7 +116,7 @@ void server__cut(struct server *s, bool at_once);     /* server.c: second signal
 
 /* ---- signals.c ---- */
 int signals__open(struct server *s, struct err *e);
-void signals__closed(void); /* after the signal handles were closed */
+void signals__close(struct server *s); /* the loop must run once more to finish it */
 
 /* ---- conn.c ---- */
 int conn__accept(struct server *s);                   /* takes the waiting connection of the listener */

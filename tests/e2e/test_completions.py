@@ -338,7 +338,7 @@ def engine_failure_before_the_first_token():
         status, headers, body = s.post({**P, "stream": stream})
         error = json.loads(body)["error"]
         check(status == 500 and error["type"] == "server_error" and error["message"], f"{status} {body}")
-        s.stop(want=1)
+        s.stop(want=1, signalled=True)  # it ends by itself
 
 
 def engine_failure_in_a_stream():
@@ -347,7 +347,7 @@ def engine_failure_in_a_stream():
     events = parse_events(body)
     check(status == 200 and events[-1]["error"]["type"] == "server_error" and events[-1]["error"]["message"], events[-1])
     check(1 <= len(events) - 1 <= 5, f"{len(events)} events")
-    s.stop(want=1)
+    s.stop(want=1, signalled=True)
 
 
 def disconnect_in_every_phase():

@@ -149,7 +149,7 @@ def engine_failure_raises():
         raise AssertionError("no exception")
     except openai.InternalServerError as e:
         check(e.status_code == 500 and e.type == "server_error", e.body)
-    s.stop(want=1)
+    s.stop(want=1, signalled=True)  # it ends by itself
     s = Server.fake(fail_at=5)
     got = 0
     try:
@@ -158,7 +158,7 @@ def engine_failure_raises():
         raise AssertionError("the stream ended without an exception")
     except openai.APIError as e:
         check(got >= 1 and "engine" in e.message, f"{got} chunks, {e}")
-    s.stop(want=1)
+    s.stop(want=1, signalled=True)
 
 
 def draining_raises_503():
