@@ -36,20 +36,22 @@ LLHTTP_INC := -I/usr/share/include/llhttp
 LLHTTP_OBJ := $(patsubst %,$(B)/llhttp/%.o,api http llhttp)
 endif
 
-FOLDERS := base config model kernels engine scheduler server
+FOLDERS := base config model kernels offload engine scheduler server
 # What each folder may link, in link order: the DAG of docs/ARCHITECTURE.md.
 DEPS_base      := base
 DEPS_config    := config base
 DEPS_model     := model base
 DEPS_kernels   := kernels model base
-DEPS_engine    := engine kernels model base
-DEPS_scheduler := scheduler engine kernels model base
-DEPS_server    := server scheduler engine kernels model config base
+DEPS_offload   := offload kernels model base
+DEPS_engine    := engine offload kernels model base
+DEPS_scheduler := scheduler engine offload kernels model base
+DEPS_server    := server scheduler engine offload kernels model config base
 LIBS_model     := -lpcre2-8
 LIBS_kernels   := -lpcre2-8
-LIBS_engine    := -lpcre2-8
-LIBS_scheduler := -lpcre2-8
-LIBS_server    := -lpcre2-8 -luv -lcjson $(LLHTTP_LIB)
+LIBS_offload   := -lpcre2-8 -luring -lxxhash
+LIBS_engine    := $(LIBS_offload)
+LIBS_scheduler := $(LIBS_offload)
+LIBS_server    := $(LIBS_offload) -luv -lcjson $(LLHTTP_LIB)
 
 # Kernels of other architectures than the compiler's target stay out.
 ARCH := $(firstword $(subst -, ,$(shell $(CC) -dumpmachine)))

@@ -22,4 +22,16 @@ struct expert { struct expert_matrix gate, up, down; };
 /* layer must have a router and expert < n_experts. */
 void expert_bank_get(const struct model *m, uint32_t layer, uint32_t expert, struct expert *out);
 
+/* A packed model (`moed pack`) holds each expert as one record: gate, up and down in the layout of kernels/pack.h, one
+ * after the other, starting at a multiple of 4096 and padded to one. Its `data` views above are in that layout too. */
+struct expert_record {
+    uint32_t file;
+    uint64_t file_offset;            /* multiple of 4096                    */
+    size_t n_bytes;                  /* multiple of 4096                    */
+    size_t gate_at, up_at, down_at;  /* within the record, multiples of 64  */
+    uint64_t checksum;               /* XXH3, 64 bits, of the n_bytes       */
+};
+bool expert_bank_is_packed(const struct model *m);
+void expert_bank_record(const struct model *m, uint32_t layer, uint32_t expert, struct expert_record *out); /* packed models only */
+
 #endif

@@ -15,7 +15,8 @@ DAG = {
     "config": {"base"},
     "model": {"base"},
     "kernels": {"base", "model/quant_fmt.h"},
-    "engine": {"base", "model", "kernels"},
+    "offload": {"base", "kernels", "model"},
+    "engine": {"base", "model", "kernels", "offload"},
     "scheduler": {"base", "engine/engine.h", "kernels/sample.h"},
     "server": {"base", "config", "model/tokenizer.h", "scheduler", "engine/engine.h", "kernels/sample.h"},
 }

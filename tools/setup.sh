@@ -29,7 +29,7 @@ packages() {
         echo make gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static
         return
     fi
-    echo gcc make pkg-config libc6-dev libuv1-dev libcjson-dev libpcre2-dev python3 python3-pip ca-certificates
+    echo gcc make pkg-config libc6-dev libuv1-dev libcjson-dev libpcre2-dev liburing-dev libxxhash-dev python3 python3-pip ca-certificates
     llhttp
     case $what in
     test) echo g++ python3-venv curl pmccabe clang ;;
