@@ -13,7 +13,9 @@
  *         compute items[0 .. n)
  *         offload_release(o);                           // their slots may be evicted from now on
  *     }
- * With fewer free slots than wants it still ends: what is released makes room for what is missing. */
+ * With fewer free slots than wants it still ends: what is released makes room for what is missing. For that reason
+ * offload_next first releases what it handed out before; a caller that computes everything at once passes cap >= n and
+ * may see several rounds all the same. Open the store before the calling thread is pinned: its reader inherits the pin. */
 #ifndef MOED_OFFLOAD_OFFLOAD_H
 #define MOED_OFFLOAD_OFFLOAD_H
 
@@ -39,6 +41,7 @@ struct offload_opts {
     enum offload_io io;
     uint32_t queue_depth;              /* reads in flight; 0 = from a probe of the disk at open                      */
     bool prefetch;
+    bool fill;                         /* slots that nothing needs yet are filled in the background, hottest first         */
     const char *heat_path;             /* NULL, or where learned heat is read at open and saved at close             */
     struct offload_disk *disk;         /* NULL = the model's files; borrowed                                        */
 };
@@ -48,7 +51,7 @@ struct offload_want { uint32_t expert, n_rows; };
 struct offload_item {
     uint32_t expert;
     int status;                        /* 0, or ST_IO: could not be read or its checksum is wrong; pointers are NULL */
-    const void *gate, *up, *down;      /* views into a slot, until offload_release                                   */
+    const void *gate, *up, *down;      /* views into a slot, until offload_release or the next offload_next           */
 };
 
 struct offload_stats {                 /* since open; monotonic unless said */
@@ -60,19 +63,23 @@ struct offload_stats {                 /* since open; monotonic unless said */
     uint64_t stall_ns;                 /* engine waited in offload_next with nothing to compute                     */
     uint64_t slots, resident;          /* gauges */
     uint64_t budget_bytes, slot_bytes; /* gauges: the budget now, and what slots take of it                        */
-    double read_bytes_per_s;           /* gauge: measured, smoothed                                                 */
+    double read_bytes_per_s;           /* gauge: measured while reading, smoothed; before the first read the probe's */
+    double probe_bytes_per_s;          /* what the disk gave at open; 0 when it was not probed                      */
+    uint32_t queue_depth;              /* reads in flight at most                                                   */
+    bool uring;                        /* reads go through io_uring                                                 */
 };
 
-/* The least budget that works for a model: what one wave of one layer needs. Pure. */
-uint64_t offload_min_bytes(const struct model *m);
-/* Bytes that make every expert resident. Pure. */
-uint64_t offload_all_bytes(const struct model *m);
+/* The least budget that works for a model: what one token needs of one layer. Pure; packed as in offload_opts. */
+uint64_t offload_min_bytes(const struct model *m, bool packed);
+/* The budget that makes every expert resident. Pure. */
+uint64_t offload_all_bytes(const struct model *m, bool packed);
 
 int offload_open(struct offload **out, const struct offload_opts *o, struct err *e); /* returns owned, free with offload_close */
-void offload_close(struct offload *o);
+void offload_close(struct offload *o);  /* NULL is fine */
 
 /* wants [n]: distinct experts of one layer. stream: a prefill touches most experts once; what it brings in must not push
  * out the working set of decode. Returns 0 or ST_INVALID. */
+/* A step that was left early is ended by the next begin. */
 int offload_begin(struct offload *o, uint32_t layer, const struct offload_want *wants, uint32_t n, bool stream);
 uint32_t offload_next(struct offload *o, struct offload_item *items, uint32_t cap); /* 0: all wants were handed out */
 void offload_release(struct offload *o);
