@@ -36,17 +36,19 @@ LLHTTP_INC := -I/usr/share/include/llhttp
 LLHTTP_OBJ := $(patsubst %,$(B)/llhttp/%.o,api http llhttp)
 endif
 
-FOLDERS := base config model kernels offload engine scheduler server
+FOLDERS := base config model chat kernels offload engine scheduler server
 # What each folder may link, in link order: the DAG of docs/ARCHITECTURE.md.
 DEPS_base      := base
 DEPS_config    := config base
 DEPS_model     := model base
+DEPS_chat      := chat model base
 DEPS_kernels   := kernels model base
 DEPS_offload   := offload kernels model base
 DEPS_engine    := engine offload kernels model base
 DEPS_scheduler := scheduler engine offload kernels model base
-DEPS_server    := server scheduler engine offload kernels model config base
+DEPS_server    := server chat scheduler engine offload kernels model config base
 LIBS_model     := -lpcre2-8
+LIBS_chat      := -lpcre2-8
 LIBS_kernels   := -lpcre2-8
 LIBS_offload   := -lpcre2-8 -luring -lxxhash
 LIBS_engine    := $(LIBS_offload)

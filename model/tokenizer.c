@@ -216,16 +216,29 @@ static void plain_text(struct tok_run *r, const char *p, size_t n)
         tokenizer__spm_text(r, p, n);
 }
 
-/* Cuts the text at special tokens: at every place the longest one, left to right, as the references do. The
- * SentencePiece side finds user-defined tokens itself, after its own normalisation. */
-static void partition(struct tok_run *r, const char *text, size_t n, unsigned flags)
+/* The longest special token at text[i..n): a control token only where it ends before the next guarded byte. */
+static int32_t special_at(const struct tokenizer *t, const char *text, size_t i, size_t n, unsigned flags, size_t open_end, size_t *len)
 {
-    const struct tokenizer *t = r->t;
-    unsigned classes = (flags & TOK_PARSE_SPECIAL ? TOKF_CONTROL : 0) | (t->kind == TOK_KIND_BPE ? TOKF_USER : 0);
-    size_t begin = 0;
+    unsigned control = flags & TOK_PARSE_SPECIAL && i < open_end ? TOKF_CONTROL : 0;
+    unsigned user = t->kind == TOK_KIND_BPE ? TOKF_USER : 0; /* the SentencePiece side finds them after normalising */
+    if (open_end == n || !control)
+        return tokenizer__special_match(t, text + i, n - i, user | control, len);
+    size_t len_user = 0, len_open = 0;
+    int32_t id_user = tokenizer__special_match(t, text + i, n - i, user, &len_user);
+    int32_t id_open = tokenizer__special_match(t, text + i, open_end - i, user | control, &len_open);
+    *len = len_user > len_open ? len_user : len_open;
+    return len_user > len_open ? id_user : id_open;
+}
+
+/* Cuts the text at special tokens: at every place the longest one, left to right, as the references do. */
+static void partition(struct tok_run *r, const char *text, size_t n, unsigned flags, const struct tokenizer_span *guarded, size_t n_guarded)
+{
+    size_t begin = 0, g = 0;
     for (size_t i = 0; i < n && !r->status;) {
-        size_t len = 0;
-        int32_t id = tokenizer__special_match(t, text + i, n - i, classes, &len);
+        while (g < n_guarded && guarded[g].end <= i)
+            g++;
+        size_t len = 0, open_end = g < n_guarded && guarded[g].start < n ? guarded[g].start : n;
+        int32_t id = special_at(r->t, text, i, n, flags, open_end, &len);
         if (id < 0) {
             i++;
             continue;
@@ -238,7 +251,8 @@ static void partition(struct tok_run *r, const char *text, size_t n, unsigned fl
     plain_text(r, text + begin, n - begin);
 }
 
-int64_t tokenizer_encode(const struct tokenizer *t, const char *text, size_t n_bytes, unsigned flags, int32_t *ids, size_t cap)
+int64_t tokenizer_encode_guarded(const struct tokenizer *t, const char *text, size_t n_bytes, unsigned flags,
+                                 const struct tokenizer_span *guarded, size_t n_guarded, int32_t *ids, size_t cap)
 {
     if (n_bytes >= TOK_MAX_TEXT_BYTES)
         return ST_LIMIT;
@@ -247,7 +261,7 @@ int64_t tokenizer_encode(const struct tokenizer *t, const char *text, size_t n_b
         r.status = tokenizer__split_begin(&r, n_bytes);
     if (flags & TOK_ADD_SPECIAL && t->add_bos)
         tokenizer__emit(&r, t->bos);
-    partition(&r, text, n_bytes, flags);
+    partition(&r, text, n_bytes, flags, guarded, n_guarded);
     if (flags & TOK_ADD_SPECIAL && t->add_eos)
         tokenizer__emit(&r, t->eos);
     tokenizer__split_end(&r);
@@ -255,6 +269,11 @@ int64_t tokenizer_encode(const struct tokenizer *t, const char *text, size_t n_b
     mem_free(r.heap);
     mem_free(r.norm);
     return r.status ? r.status : (int64_t)r.n;
+}
+
+int64_t tokenizer_encode(const struct tokenizer *t, const char *text, size_t n_bytes, unsigned flags, int32_t *ids, size_t cap)
+{
+    return tokenizer_encode_guarded(t, text, n_bytes, flags, NULL, 0, ids, cap);
 }
 
 static bool in_vocab(const struct tokenizer *t, int32_t id)

@@ -39,6 +39,15 @@ size_t tokenizer_max_ids(const struct tokenizer *t, size_t n_bytes);
 int64_t tokenizer_encode(const struct tokenizer *t, const char *text, size_t n_bytes, unsigned flags,
                          int32_t *ids, size_t cap);
 
+/* The same for a text in parts of which no control token may begin, end or lie, whatever `flags` say: what a client
+ * wrote inside a prompt. `guarded` is ordered and disjoint. The text between control tokens is encoded as one piece
+ * across these borders, so ordinary text gives the ids it gives unguarded. */
+struct tokenizer_span {
+    size_t start, end; /* bytes, [start, end) */
+};
+int64_t tokenizer_encode_guarded(const struct tokenizer *t, const char *text, size_t n_bytes, unsigned flags,
+                                 const struct tokenizer_span *guarded, size_t n_guarded, int32_t *ids, size_t cap);
+
 /* Bytes of one token as they appear in generated text (byte-level decoded, SentencePiece spaces as ' ').
  * View, valid until close; *len = 0 for ids out of range. Control tokens give their name. */
 const char *tokenizer_piece(const struct tokenizer *t, int32_t id, size_t *len);

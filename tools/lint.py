@@ -14,11 +14,12 @@ DAG = {
     "base": set(),
     "config": {"base"},
     "model": {"base"},
+    "chat": {"base", "model/tokenizer.h"},
     "kernels": {"base", "model/quant_fmt.h"},
     "offload": {"base", "kernels", "model"},
     "engine": {"base", "model", "kernels", "offload"},
     "scheduler": {"base", "engine/engine.h", "kernels/sample.h"},
-    "server": {"base", "config", "model/tokenizer.h", "scheduler", "engine/engine.h", "kernels/sample.h"},
+    "server": {"base", "chat/template.h", "chat/value.h", "config", "model/tokenizer.h", "scheduler", "engine/engine.h", "kernels/sample.h"},
 }
 COMPOSITION_ROOT = re.compile(r"server/(main|cmd_\w+)\.[ch]$")
 MAX_FILE, MAX_FUNCTION, MAX_KERNEL, MAX_COMPLEXITY = 800, 100, 150, 25
