@@ -60,13 +60,14 @@ struct engine__matrix {
     bool packed;                /* kernels/pack.h */
     uint32_t n_in, n_out;
     size_t row_bytes;
+    size_t expert_bytes;        /* from one expert to the next; more than a matrix in the records of a packed model */
     const void *w;              /* view into the model, or into engine.packed  */
     bool q8;                    /* takes its input as struct kern_q8, not float */
 };
 
-/* Expert i of a stacked matrix {n_in, n_out, n_experts}; packed or not, experts follow each other. */
+/* Expert i of the stacked matrices {n_in, n_out, n_experts}. */
 static inline const void *engine__expert(const struct engine__matrix *m, uint32_t i) {
-    return (const unsigned char *)m->w + i * (m->n_out * m->row_bytes);
+    return (const unsigned char *)m->w + i * m->expert_bytes;
 }
 
 struct engine__layer {

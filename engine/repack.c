@@ -10,6 +10,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "model/expert_bank.h"
 #include "model/gguf.h"
 
 enum { PER_LAYER = 7, RUN_BYTES = 1 << 20, PROGRESS_MS = 3000 };
@@ -40,8 +41,9 @@ static uint32_t n_tensors(const struct model *m) {
     return model_hparams(m)->n_layers * PER_LAYER + 1;
 }
 
+/* Experts of a packed model have no data here: they are in that layout already. */
 static bool fits(const struct tensor *t) {
-    return t && kern_pack_fits(t->dtype, t->ne[1]); /* ne[1] rows: no group spans two experts */
+    return t && t->data && kern_pack_fits(t->dtype, t->ne[1]); /* ne[1] rows: no group spans two experts */
 }
 
 /* Room of a tensor in the arena: whole cache lines. */
@@ -147,7 +149,7 @@ static bool moved(const struct repack *r, const struct tensor *t) {
 
 /* Lets the file go where it was copied, pages on the seams of runs too, which a neighbour may have brought back, and
  * brings in the rest, so that no first use is a page fault. */
-static void settle_file(const struct repack *r) {
+static void settle_file(const struct engine *en, const struct repack *r) {
     for (uint64_t i = 0; i < gguf_n_tensors(r->file); i++) {
         const struct tensor *t = gguf_tensor(r->file, i);
         if (moved(r, t)) {
@@ -160,6 +162,9 @@ static void settle_file(const struct repack *r) {
             gguf_fetch(r->file, t, 0, t->n_bytes);
         }
     }
+    if (expert_bank_is_packed(en->o.model)) {
+        expert_bank_prefault(en->o.model);
+    }
 }
 
 int engine__repack(struct engine *en, struct err *e) {
@@ -168,7 +173,7 @@ int engine__repack(struct engine *en, struct err *e) {
         return ST_OK;
     }
     if (!en->plan.mem.repacked) {
-        settle_file(&r);
+        settle_file(en, &r);
         return ST_OK;
     }
     r.told_ns = r.start_ns;
@@ -180,7 +185,7 @@ int engine__repack(struct engine *en, struct err *e) {
                        (unsigned long long)en->plan.mem.repacked);
     }
     engine__run(en, place(en, &r), repack_task, &r);
-    settle_file(&r);
+    settle_file(en, &r);
     tell_progress(&r, true);
     mem_free(r.items);
     return ST_OK;

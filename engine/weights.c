@@ -5,17 +5,20 @@
  * repack.c may move matrices out of it. Runs once at open. */
 #include "engine/internal.h"
 
+#include "model/expert_pack.h"
 #include "model/gguf.h"
 
 struct engine__matrix engine__matrix_of(const struct engine_opts *o, const struct tensor *t) {
     if (!t) {
         return (struct engine__matrix){ 0 };
     }
+    const size_t row_bytes = dtype_row_bytes(dtype_info(t->dtype), t->ne[0]);
     return (struct engine__matrix){
         .dtype = t->dtype,
         .n_in = (uint32_t)t->ne[0],
         .n_out = (uint32_t)t->ne[1],
-        .row_bytes = dtype_row_bytes(dtype_info(t->dtype), t->ne[0]),
+        .row_bytes = row_bytes,
+        .expert_bytes = row_bytes * t->ne[1],
         .w = t->data,
         .q8 = engine__takes_q8(o, t->dtype),
     };
@@ -58,11 +61,28 @@ static int bind_layer(const struct engine_opts *o, const struct model_layer *m, 
     return ST_OK;
 }
 
+/* The experts of a packed model are computed where their records lie. */
+static void bind_records(const struct model *m, uint32_t layer, struct engine__layer *l) {
+    struct expert x;
+    struct expert_record r;
+    expert_bank_get(m, layer, 0, &x);
+    expert_bank_record(m, layer, 0, &r);
+    const struct { struct engine__matrix *m; const void *w; } all[] = { { &l->gate, x.gate.data }, { &l->up, x.up.data }, { &l->down, x.down.data } };
+    for (int i = 0; i < 3; i++) {
+        all[i].m->w = all[i].w;
+        all[i].m->packed = kern_pack_fits(all[i].m->dtype, all[i].m->n_out);
+        all[i].m->expert_bytes = r.n_bytes;
+    }
+}
+
 int engine__weights_bind(const struct engine_opts *o, struct engine__layer *layers, struct err *e) {
     for (uint32_t i = 0; i < model_hparams(o->model)->n_layers; i++) {
         int st = bind_layer(o, model_layer(o->model, i), &layers[i], e);
         if (st) {
             return st;
+        }
+        if (layers[i].router.w && expert_bank_is_packed(o->model)) {
+            bind_records(o->model, i, &layers[i]);
         }
     }
     return ST_OK;
@@ -73,6 +93,11 @@ uint64_t engine__weights_bytes(const struct model *m) {
     uint64_t sum = 0;
     for (uint64_t i = 0; i < gguf_n_tensors(g); i++) {
         sum += gguf_tensor(g, i)->n_bytes; /* each lies inside its file: no overflow */
+    }
+    if (expert_bank_is_packed(m)) {
+        struct expert_pack_info p;
+        expert_pack_info(m, &p);
+        sum += p.records_bytes;
     }
     return sum;
 }

@@ -159,6 +159,11 @@ uint64_t gguf_total_bytes(const struct gguf *g) {
     return sum;
 }
 
+const void *gguf_head(const struct gguf *g, uint32_t file, size_t *n_bytes) {
+    *n_bytes = g->files[file].data_at;
+    return g->files[file].bytes;
+}
+
 /* ---- metadata ---- */
 
 static const struct {
@@ -249,6 +254,19 @@ int gguf_find(const struct gguf *g, const char *key) {
 }
 const char *gguf_key(const struct gguf *g, int i) { return g->files[0].kv[i].key; }
 enum gguf_type gguf_key_type(const struct gguf *g, int i) { return g->files[0].kv[i].type; }
+
+const void *gguf_key_entry(const struct gguf *g, int i, size_t *n_bytes) {
+    const struct gguf__kv *kv = &g->files[0].kv[i];
+    const size_t head = sizeof(uint64_t) + strlen(kv->key) + sizeof(uint32_t); /* names have no NUL inside */
+    const unsigned char *start = kv->data - head - (kv->type == GGUF_ARRAY ? sizeof(uint32_t) + sizeof(uint64_t) : 0);
+    const unsigned char *end = kv->data + kv->n * TYPES[kv->elem].n_bytes;
+    if (kv->elem == GGUF_STRING && kv->n) {
+        struct gguf_str last = read_str(kv, kv->n - 1);
+        end = (const unsigned char *)last.s + last.len;
+    }
+    *n_bytes = (size_t)(end - start);
+    return start;
+}
 
 int gguf_get_u32(const struct gguf *g, const char *key, uint32_t *out, struct err *e) {
     return gguf__kv_u32(&g->files[0], key, out, e);

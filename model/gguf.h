@@ -34,6 +34,8 @@ uint32_t gguf_version(const struct gguf *g);
 uint32_t gguf_n_files(const struct gguf *g);
 const char *gguf_file_path(const struct gguf *g, uint32_t file);
 uint64_t gguf_total_bytes(const struct gguf *g); /* all split files */
+/* Everything before the tensors' data: header, metadata, tensor table and the padding behind it. View. */
+const void *gguf_head(const struct gguf *g, uint32_t file, size_t *n_bytes);
 
 /* Brings the files into memory now, so that the first use of a weight is not a page fault. Advice: a kernel that
  * cannot (before Linux 5.14) reads ahead instead. For models that fit into RAM. */
@@ -50,6 +52,7 @@ int gguf_n_keys(const struct gguf *g);
 int gguf_find(const struct gguf *g, const char *key);
 const char *gguf_key(const struct gguf *g, int i);             /* NUL-terminated view */
 enum gguf_type gguf_key_type(const struct gguf *g, int i);
+const void *gguf_key_entry(const struct gguf *g, int i, size_t *n_bytes); /* name, type and value as they lie in the file */
 int gguf_get_u32(const struct gguf *g, const char *key, uint32_t *out, struct err *e);
 int gguf_get_f32(const struct gguf *g, const char *key, float *out, struct err *e);
 int gguf_get_bool(const struct gguf *g, const char *key, bool *out, struct err *e);

@@ -42,6 +42,7 @@ struct gguf__file {
     char *path;                  /* owned                                                       */
     const unsigned char *bytes;
     size_t n_bytes;
+    size_t data_at;              /* where the data section starts; at most n_bytes              */
     bool mapped;                 /* bytes came from mmap, not from gguf_open_memory             */
     uint32_t version;
     struct gguf__kv *kv;         /* owned, n_kv                                                 */

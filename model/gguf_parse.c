@@ -238,10 +238,9 @@ static int parse_tensor(struct gguf *g, struct cursor *c, uint32_t align, struct
     return ST_OK;
 }
 
-/* Puts the tensors of this file into its data section, which starts at the next aligned offset after the table. */
-static int place_tensors(struct cursor *c, uint32_t align, struct tensor *t, uint64_t n) {
-    size_t start = (c->at + align - 1) / align * align; /* at <= file size: no overflow */
-    size_t room = start < c->n ? c->n - start : 0;
+/* Puts the tensors of this file into its data section. */
+static int place_tensors(struct cursor *c, size_t start, struct tensor *t, uint64_t n) {
+    size_t room = c->n - start;
     for (uint64_t i = 0; i < n; i++) {
         c->name = t[i].name;
         if (t[i].file_offset > room || t[i].n_bytes > room - t[i].file_offset)
@@ -256,6 +255,7 @@ static int place_tensors(struct cursor *c, uint32_t align, struct tensor *t, uin
 static int parse_tensors(struct gguf *g, uint32_t file, struct cursor *c, uint64_t n, uint32_t align) {
     if (n > GGUF_MAX_TENSORS - g->n_tensors)
         return refuse(c, ST_LIMIT, "more than %d tensors in all files", GGUF_MAX_TENSORS);
+    g->files[file].data_at = c->n;
     if (n == 0) return ST_OK;
     struct tensor *all = mem_realloc(g->tensors, (g->n_tensors + n) * sizeof *all);
     if (!all) return no_memory(c, "the tensor table");
@@ -269,7 +269,9 @@ static int parse_tensors(struct gguf *g, uint32_t file, struct cursor *c, uint64
         int rc = parse_tensor(g, c, align, &mine[i]);
         if (rc) return rc;
     }
-    int rc = place_tensors(c, align, mine, n);
+    size_t start = (c->at + align - 1) / align * align; /* the next aligned offset; at <= file size: no overflow */
+    g->files[file].data_at = start < c->n ? start : c->n;
+    int rc = place_tensors(c, g->files[file].data_at, mine, n);
     if (!rc) g->n_tensors += n;
     return rc;
 }

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "model/expert_bank.h"
+#include "model/expert_pack.h"
 #include "model/gguf_internal.h"
 #include "model/model_internal.h"
 
@@ -71,6 +71,7 @@ static void print_experts(const struct model *m, FILE *out) {
         fprintf(out, "experts           none (dense model)\n");
         return;
     }
+    if (expert_bank_is_packed(m)) total += experts; /* they are not among the tensors */
     fprintf(out, "experts           %u per layer in %u of %u layers, %u used per token, ffn %u\n", h->n_experts, n_moe, h->n_layers,
             h->n_experts_used, h->expert_ff_dim);
     fprintf(out, "expert bytes      %.3f MiB the largest, %.1f MiB all (%.1f %% of the weights), dense part %.1f MiB\n", mib(largest),
@@ -79,6 +80,18 @@ static void print_experts(const struct model *m, FILE *out) {
     if (model_output(m) != model_token_embd(m)) dense -= model_token_embd(m)->n_bytes; /* one row of it is read */
     fprintf(out, "read per token    %.1f MiB (dense part and the chosen experts)\n",
             mib(dense + experts / h->n_experts * h->n_experts_used));
+}
+
+static void print_pack(const struct model *m, FILE *out) {
+    struct expert_pack_info p;
+    struct expert_record r = { 0 };
+    uint32_t l = 0;
+    expert_pack_info(m, &p);
+    while (!model_layer(m, l)->router) l++;
+    expert_bank_record(m, l, 0, &r);
+    fprintf(out, "packed            %" PRIu64 " records from offset %" PRIu64 ", %.1f MiB; the first: %zu bytes, gate at %zu, up at %zu, "
+            "down at %zu\n", p.n_records, p.records_at, mib(p.records_bytes), r.n_bytes, r.gate_at, r.up_at, r.down_at);
+    fprintf(out, "packed from       %s, %.1f MiB\n", p.source_name, mib(p.source_bytes));
 }
 
 static void print_tokenizer(const struct gguf *g, FILE *out) {
@@ -177,6 +190,7 @@ int model_inspect(const char *path, FILE *out, struct err *e) {
     if (!rc) {
         print_hparams(m, out);
         print_experts(m, out);
+        if (expert_bank_is_packed(m)) print_pack(m, out);
     }
     print_tokenizer(g, out);
     print_types(g, out);

@@ -19,6 +19,7 @@ struct model {
     const struct model__arch *arch;
     struct model_hparams hp;
     struct model_layer *layers;     /* owned, hp.n_layers */
+    struct model__pack pack;
     const struct tensor *token_embd, *output_norm, *output, *rope_factors;
     char name[MODEL_NAME_BYTES];
 };
@@ -138,13 +139,14 @@ static int bind_moe_ffn(struct binder *b, const char *prefix, struct model_layer
     if (has_old_experts(b, prefix))
         return err_set(b->e, ST_UNSUPPORTED, "%s: '%sffn_gate.0.weight': experts are stored one tensor each, a layout given up in 2024; "
                        "convert the model again", path_of(b, NULL), prefix);
+    const struct want router[] = { { &l->router, "ffn_gate_inp.weight", WANT_ANY, { d, n } } };
     const struct want wants[] = {
-        { &l->router, "ffn_gate_inp.weight", WANT_ANY, { d, n } },
         { &l->gate_exps, "ffn_gate_exps.weight", WANT_ANY, { d, ff, n } },
         { &l->up_exps, "ffn_up_exps.weight", WANT_ANY, { d, ff, n } },
         { &l->down_exps, "ffn_down_exps.weight", WANT_ANY, { ff, d, n } },
     };
-    return BIND(b, prefix, wants);
+    int rc = BIND(b, prefix, router);
+    return rc || b->m->pack.is_packed ? rc : BIND(b, prefix, wants);
 }
 
 static int bind_layer(struct binder *b, uint32_t layer) {
@@ -213,6 +215,7 @@ static int bind_model(struct binder *b) {
     int rc = bind_top(b);
     for (uint32_t i = 0; !rc && i < b->m->hp.n_layers; i++) rc = bind_layer(b, i);
     if (!rc) rc = check_has_router(b);
+    if (!rc && b->m->pack.is_packed) rc = model__pack_bind(&b->m->pack, &b->m->hp, b->m->layers, b->e);
     return rc ? rc : check_all_used(b);
 }
 
@@ -238,7 +241,8 @@ int model__open(struct model **out, struct gguf *g, struct err *e) {
     if (!m) return err_set(e, ST_NOMEM, "%s: out of memory", gguf_file_path(g, 0));
     m->gguf = g;
     m->arch = arch;
-    rc = model__read_hparams(g, arch, &m->hp, e);
+    rc = model__pack_open(g, &m->pack, e);
+    if (!rc) rc = model__read_hparams(g, arch, &m->hp, e);
     if (rc) goto fail;
     b.used = mem_zalloc(gguf_n_tensors(g) + 1, 1);
     m->layers = mem_zalloc(m->hp.n_layers, sizeof *m->layers);
@@ -271,6 +275,7 @@ int model_open(struct model **out, const char *path, struct err *e) {
 
 void model_close(struct model *m) {
     if (!m) return;
+    model__pack_clear(&m->pack);
     gguf_close(m->gguf);
     mem_free(m->layers);
     mem_free(m);
@@ -283,5 +288,6 @@ const struct tensor *model_output_norm(const struct model *m) { return m->output
 const struct tensor *model_output(const struct model *m) { return m->output; }
 const struct tensor *model_rope_factors(const struct model *m) { return m->rope_factors; }
 const struct gguf *model_gguf(const struct model *m) { return m->gguf; }
+const struct model__pack *model__pack(const struct model *m) { return &m->pack; }
 const char *model_name(const struct model *m) { return m->name; }
 const char *model_arch_name(const struct model *m) { return m->arch->name; }

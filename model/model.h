@@ -53,7 +53,7 @@ struct model_layer {
     const struct tensor *ffn_norm;
     const struct tensor *ffn_gate, *ffn_up, *ffn_down;     /* dense FFN, a layer without a router    */
     const struct tensor *router;                           /* {n_embd, n_experts}                    */
-    const struct tensor *gate_exps, *up_exps, *down_exps;
+    const struct tensor *gate_exps, *up_exps, *down_exps;  /* of a packed model: type and shape, data NULL   */
 };
 
 int model_open(struct model **out, const char *path, struct err *e); /* returns owned, free with model_close */

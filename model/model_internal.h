@@ -4,6 +4,7 @@
 #ifndef MOED_MODEL_MODEL_INTERNAL_H
 #define MOED_MODEL_MODEL_INTERNAL_H
 
+#include "model/expert_pack.h"
 #include "model/gguf.h"
 #include "model/model.h"
 
@@ -34,6 +35,31 @@ int model__find_arch(const struct gguf *g, const struct model__arch **out, struc
 
 /* Fills everything but n_vocab, which is a property of token_embd. */
 int model__read_hparams(const struct gguf *g, const struct model__arch *arch, struct model_hparams *hp, struct err *e);
+
+/* ---- model_pack.c ---- */
+
+struct model__pack_layer {          /* all zero: a dense layer */
+    struct tensor part[3];          /* stand-ins for the stacked gate, up and down: no data */
+    char name[3][40];
+    struct expert_record record;    /* of expert 0; checksum not set */
+    uint64_t first;                 /* expert 0 in the array of checksums */
+};
+struct model__pack {
+    const struct gguf *gguf;        /* borrowed until model__pack_clear */
+    bool is_packed;                 /* else the rest is not set */
+    int checksums, dense_checksum;  /* keys */
+    uint64_t n_records, records_at, records_bytes;
+    struct model__pack_layer *layers; /* owned, n_layers */
+    char source_name[128];
+    uint64_t source_bytes;
+};
+int model__pack_open(const struct gguf *g, struct model__pack *p, struct err *e); /* is it packed, and is its head intact? */
+/* For a packed model whose routers are bound: checks everything else, fills the expert tensors of layers [n_layers]. */
+int model__pack_bind(struct model__pack *p, const struct model_hparams *hp, struct model_layer *layers, struct err *e);
+void model__pack_clear(struct model__pack *p);
+void model__pack_record(const struct model__pack *p, uint32_t layer, uint32_t expert, struct expert_record *out);
+void model__pack_info(const struct model__pack *p, struct expert_pack_info *out);
+const struct model__pack *model__pack(const struct model *m);
 
 /* model_open for an open file; takes g on success only. */
 int model__open(struct model **out, struct gguf *g, struct err *e);

@@ -162,7 +162,7 @@ static void count_bytes(struct bench *b) {
             n_routed++;
         }
     }
-    b->dense_bytes -= routed;
+    b->dense_bytes -= expert_bank_is_packed(b->model) ? 0 : routed; /* its records are not among the tensors */
     b->expert_bytes = n_routed ? (double)routed / n_routed / hp->n_experts : 0;
 }
 
