@@ -36,7 +36,7 @@ LLHTTP_INC := -I/usr/share/include/llhttp
 LLHTTP_OBJ := $(patsubst %,$(B)/llhttp/%.o,api http llhttp)
 endif
 
-FOLDERS := base config model chat kernels offload engine scheduler server
+FOLDERS := base config model chat kernels offload engine grammar scheduler server
 # What each folder may link, in link order: the DAG of docs/ARCHITECTURE.md.
 DEPS_base      := base
 DEPS_config    := config base
@@ -45,8 +45,9 @@ DEPS_chat      := chat model base
 DEPS_kernels   := kernels model base
 DEPS_offload   := offload kernels model base
 DEPS_engine    := engine offload kernels model base
-DEPS_scheduler := scheduler engine offload kernels model base
-DEPS_server    := server chat scheduler engine offload kernels model config base
+DEPS_grammar   := grammar base
+DEPS_scheduler := scheduler grammar engine offload kernels model base
+DEPS_server    := server chat scheduler grammar engine offload kernels model config base
 LIBS_model     := -lpcre2-8 -lxxhash
 LIBS_chat      := $(LIBS_model)
 LIBS_kernels   := $(LIBS_model)

@@ -28,6 +28,7 @@ struct batch_item {
     const int32_t *history;     /* [n_history] prompt and output so far, for penalties; borrowed           */
     uint32_t n_history, n_prompt;
     uint64_t counter;           /* index of the drawn token within the output                              */
+    const uint32_t *mask;       /* NULL, or a bit per id: only set ids may be drawn; replaces params->allowed; borrowed */
     struct kern_sampled *prompt_logprobs; /* NULL, or [n_tokens] out: entry i is the log-probability of the token
                                    after tokens[i], which is tokens[i + 1], or next_token for the last i   */
     int32_t next_token;         /* -1: entry n_tokens - 1 is not filled                                    */

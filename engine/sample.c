@@ -25,7 +25,9 @@ static void sample_task(void *ctx, int task, int worker) {
         }
     }
     if (last && it->sample) { /* overwrites logits, so it comes second */
-        kern_sample(it->params, logits, n_vocab, it->history, it->n_history, it->n_prompt, it->counter,
+        struct kern_sample params = *it->params;
+        if (it->mask) params.allowed = it->mask;
+        kern_sample(&params, logits, n_vocab, it->history, it->n_history, it->n_prompt, it->counter,
                     engine__worker(en, worker), &j->out->sampled[w->item]);
     }
 }

@@ -76,6 +76,9 @@ struct seq {                    /* E's own once submitted; one allocation with i
     uint64_t last_used;         /* cached: for LRU                                          */
     struct seq *next;           /* queued: FIFO of its group                                */
     struct kern_sample banned;  /* request->sample with the stop ids banned                 */
+    uint32_t *mask;             /* [n_vocab / 32 rounded up] of the request's filter, or NULL */
+    bool masked;                /* mask holds for the next draw                             */
+    int filter_status;          /* of the filter's last call                                */
 };
 
 int seq__new(struct seq **out, struct request *r, const struct engine_info *info, bool share); /* 0 or ST_NOMEM; L */
@@ -84,7 +87,10 @@ bool seq__cancelled(const struct seq *q);
 static inline uint32_t seq__n_output(const struct seq *q) { return q->n_tokens - q->n_prompt; }
 /* Describes the next n_take tokens of q to the engine. */
 void seq__item(const struct seq *q, uint32_t n_take, struct batch_item *item);
-/* Takes a drawn token into q and writes its logprobs to the request. FINISH_NONE, or why the sequence ends with it. */
+/* Asks the request's filter, if any, what may be drawn after this item. */
+void seq__mask(struct seq *q, struct batch_item *item);
+/* Takes a drawn token into q and writes its logprobs to the request. FINISH_NONE, or why the sequence ends with it;
+ * FINISH_ERROR: the token was not taken, filter_status says why. */
 enum finish_reason seq__append(struct seq *q, const struct kern_sampled *drawn);
 
 /* ---- batcher.c: pure policy ---- */

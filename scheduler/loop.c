@@ -119,6 +119,7 @@ static uint32_t form_batch(struct sched *s, struct batch *b) {
         if (s->wants[i].n_take == 0)
             continue;
         seq__item(s->active[i], s->wants[i].n_take, &s->items[n_items]);
+        seq__mask(s->active[i], &s->items[n_items]);
         s->item_seqs[n_items++] = s->active[i];
     }
     b->n_items = n_items;
@@ -160,7 +161,8 @@ static enum finish_reason advance(struct sched *s, struct seq *q, uint32_t n_com
     if (q->request->max_tokens == 0)
         return FINISH_LENGTH;
     why = seq__append(q, drawn);
-    report_token(s, q);
+    if (why != FINISH_ERROR)
+        report_token(s, q);
     return why;
 }
 
@@ -181,7 +183,7 @@ static void run_step(struct sched *s, const struct batch *b) {
         enum finish_reason why = advance(s, q, b->items[i].n_tokens, &s->sampled[i]);
 
         if (why != FINISH_NONE)
-            end_active(s, q, why, ST_OK);
+            end_active(s, q, why, q->filter_status);
     }
 }
 

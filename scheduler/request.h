@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "grammar/token_filter.h"
 #include "kernels/sample.h"
 
 struct request {
@@ -18,6 +19,8 @@ struct request {
     uint32_t n_prompt;
     uint32_t max_tokens;          /* n_prompt + max_tokens <= n_ctx is checked by sched_submit; 0 = prompt only (echo with logprobs) */
     struct kern_sample sample;    /* arrays it points to must live until EVENT_DONE                     */
+    struct token_filter filter;   /* ops NULL = none. Masks every draw; called by E alone until EVENT_DONE. A failing one ends
+                                     the sequence with FINISH_ERROR and its status. A drawn stop id then ends it always */
     const int32_t *stop_ids;      /* [n_stop_ids] end-of-generation ids; the token is reported, then FINISH_STOP */
     uint32_t n_stop_ids;
     bool ignore_eos;              /* stop_ids are then never drawn: not even reported, generation goes on to max_tokens */

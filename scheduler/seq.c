@@ -30,7 +30,8 @@ int seq__new(struct seq **out, struct request *r, const struct engine_info *info
     size_t cap = (size_t)r->n_prompt + r->max_tokens;
     size_t blocks_bytes = cap / info->page_tokens * sizeof(struct prefix_block);
     size_t bans_bytes = ((size_t)r->sample.n_bias + r->n_stop_ids) * sizeof(struct kern_logit_bias);
-    unsigned char *p = mem_alloc(sizeof(struct seq) + blocks_bytes + bans_bytes + cap * sizeof(int32_t));
+    size_t mask_bytes = r->filter.ops ? ((size_t)info->n_vocab + 31) / 32 * sizeof(uint32_t) : 0;
+    unsigned char *p = mem_alloc(sizeof(struct seq) + blocks_bytes + bans_bytes + mask_bytes + cap * sizeof(int32_t));
     struct seq *q = (struct seq *)p;
 
     if (!q)
@@ -39,7 +40,8 @@ int seq__new(struct seq **out, struct request *r, const struct engine_info *info
     *q = (struct seq){.request = r, .cap_tokens = (uint32_t)cap, .n_prompt = r->n_prompt, .n_tokens = r->n_prompt};
     q->share = share && !r->no_prefix_cache;
     q->blocks = (struct prefix_block *)(p + sizeof *q);
-    q->tokens = (int32_t *)(p + sizeof *q + blocks_bytes + bans_bytes);
+    q->mask = mask_bytes > 0 ? (uint32_t *)(p + sizeof *q + blocks_bytes + bans_bytes) : NULL;
+    q->tokens = (int32_t *)(p + sizeof *q + blocks_bytes + bans_bytes + mask_bytes);
     memcpy(q->tokens, r->prompt, r->n_prompt * sizeof *q->tokens);
     ban_stop_ids(q, (struct kern_logit_bias *)(p + sizeof *q + blocks_bytes), info->n_vocab);
     *out = q;
@@ -83,6 +85,26 @@ void seq__item(const struct seq *q, uint32_t n_take, struct batch_item *item) {
     }
 }
 
+void seq__mask(struct seq *q, struct batch_item *item) {
+    const struct token_filter *f = &q->request->filter;
+
+    if (!f->ops || !item->sample)
+        return;
+    if (!q->masked)
+        q->filter_status = f->ops->mask(f->self, q->mask);
+    q->masked = true;
+    item->mask = q->filter_status == ST_OK ? q->mask : NULL; /* else the draw is not taken */
+}
+
+static int filter_accept(struct seq *q, int32_t id) {
+    const struct token_filter *f = &q->request->filter;
+
+    if (f->ops && q->filter_status == ST_OK)
+        q->filter_status = f->ops->accept(f->self, id);
+    q->masked = false;
+    return q->filter_status;
+}
+
 static bool is_stop_id(const struct request *r, int32_t id) {
     for (uint32_t i = 0; i < r->n_stop_ids; i++)
         if (r->stop_ids[i] == id)
@@ -93,8 +115,10 @@ static bool is_stop_id(const struct request *r, int32_t id) {
 enum finish_reason seq__append(struct seq *q, const struct kern_sampled *drawn) {
     const struct request *r = q->request;
     uint32_t index = seq__n_output(q);
-    bool may_stop = !stop_ids_banned(q);
+    bool may_stop = r->filter.ops || !stop_ids_banned(q); /* a finished form leaves nothing else to draw */
 
+    if (filter_accept(q, drawn->id) != ST_OK)
+        return FINISH_ERROR;
     if (r->logprobs)
         r->logprobs[index] = *drawn;
     q->tokens[q->n_tokens++] = drawn->id;

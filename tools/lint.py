@@ -18,8 +18,10 @@ DAG = {
     "kernels": {"base", "model/quant_fmt.h"},
     "offload": {"base", "kernels", "model"},
     "engine": {"base", "model", "kernels", "offload"},
-    "scheduler": {"base", "engine/engine.h", "kernels/sample.h"},
-    "server": {"base", "chat/template.h", "chat/value.h", "config", "model/tokenizer.h", "scheduler", "engine/engine.h", "kernels/sample.h"},
+    "grammar": {"base"},
+    "scheduler": {"base", "engine/engine.h", "kernels/sample.h", "grammar/token_filter.h"},
+    "server": {"base", "chat/template.h", "chat/value.h", "config", "model/tokenizer.h", "scheduler", "grammar", "engine/engine.h",
+               "kernels/sample.h"},
 }
 COMPOSITION_ROOT = re.compile(r"server/(main|cmd_\w+)\.[ch]$")
 MAX_FILE, MAX_FUNCTION, MAX_KERNEL, MAX_COMPLEXITY = 800, 100, 150, 25

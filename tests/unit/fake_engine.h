@@ -174,8 +174,13 @@ static inline int fake_run_item(struct fake_engine *f, const struct batch_item *
     fake_kv_read(f, q);
     if (it->sample && memcmp(it->history, f->scratch, it->n_history * sizeof(int32_t)) != 0)
         return fake_violation(f, "seq %u: history is not what is in KV", it->seq);
-    if (it->sample)
-        fake_draw(&f->o, f->scratch, q->n_tokens, it->params, it->counter, out);
+    if (it->sample) {
+        struct kern_sample params = *it->params;
+
+        if (it->mask)
+            params.allowed = it->mask;
+        fake_draw(&f->o, f->scratch, q->n_tokens, &params, it->counter, out);
+    }
     for (uint32_t i = 0; it->prompt_logprobs && i < it->n_tokens; i++) {
         int32_t next = i + 1 < it->n_tokens ? it->tokens[i + 1] : it->next_token;
 

@@ -296,6 +296,32 @@ TEST(mask_and_bias) {
     CHECK(sample_at(&p, l, 3, 0).id == 1);
 }
 
+/* However flat or sharp the distribution, whatever the filters keep, and even where the model likes only what is masked. */
+TEST(a_masked_token_is_never_drawn) {
+    uint64_t s = 77;
+    for (int round = 0; round < 2000; round++) {
+        struct kern_sample p = PLAIN;
+        uint32_t n = 32 + rng_below(&s, 300), mask[11] = { 0 }, keep = rng_below(&s, n);
+        p.temperature = (float[]){ 0, 1e-3f, 0.3f, 1, 5, 1e6f }[round % 6];
+        p.top_k = (int32_t[]){ 0, 1, 5 }[rng_below(&s, 3)];
+        p.top_p = (float[]){ 1, 0.9f, 0.01f }[rng_below(&s, 3)];
+        p.min_p = (float[]){ 0, 0.3f }[rng_below(&s, 2)];
+        p.n_top_logprobs = round % 4 ? -1 : 0;
+        for (uint32_t i = 0; i < 1 + rng_below(&s, 3); i++) {
+            uint32_t id = i ? rng_below(&s, n) : keep;
+            mask[id / 32] |= 1u << id % 32;
+        }
+        p.allowed = mask;
+        fill_normal(&s, logits_, n, 3, false);
+        for (uint32_t i = 0; i < n; i++)
+            if (mask[i / 32] >> i % 32 & 1) logits_[i] -= 50;
+        struct kern_sampled got = sample_at(&p, logits_, n, (uint64_t)round), free_row;
+        CHECKF(got.id >= 0 && mask[got.id / 32] >> got.id % 32 & 1, "round %d: %d", round, got.id);
+        kern_logprobs(logits_, n, got.id, 0, &free_row);
+        CHECK(p.n_top_logprobs < 0 || got.logprob == free_row.logprob); /* of the model, not of the mask */
+    }
+}
+
 /* The oracle counts the naive way and picks by the sum of what the header promises. */
 TEST(penalties_equal_a_naive_count) {
     uint64_t s = 35;
@@ -441,6 +467,7 @@ int main(void) {
     RUN(draws_are_independent_across_counters_and_seeds);
     RUN(greedy_ties_nan_inf);
     RUN(mask_and_bias);
+    RUN(a_masked_token_is_never_drawn);
     RUN(penalties_equal_a_naive_count);
     RUN(logprobs_are_of_the_raw_distribution);
     RUN(logprobs_of_broken_rows);
