@@ -78,6 +78,7 @@ struct engine_ops {
 struct model;
 struct pool;
 struct kern_ops;
+struct trace_writer;
 struct engine; /* opaque */
 
 enum engine_kv_type { ENGINE_KV_F16, ENGINE_KV_BF16, ENGINE_KV_F32, ENGINE_KV_Q8 };
@@ -95,6 +96,7 @@ struct engine_opts {
     bool exact;                      /* activations stay float for quantised weights too: several times slower, no rounding */
     uint64_t ram_bytes;              /* ceiling for weights + KV + scratch; 0 = no ceiling              */
     bool repack;                     /* copy weights into the kernels' layout at open; else read them from the file */
+    struct trace_writer *trace;      /* NULL, or where the routing of every step is recorded (offload/trace.h); borrowed */
 };
 
 struct engine_memory {               /* bytes */

@@ -5,6 +5,7 @@
  * expert that takes every row with weight 1. Outputs stay pair-major; the next norm adds them to x in slot order,
  * so a row's sum never depends on which experts its neighbours chose. */
 #include "engine/internal.h"
+#include "offload/trace.h"
 
 static void choose_experts(struct engine__pass *p, uint32_t row0, uint32_t row1) {
     const struct engine *en = p->en;
@@ -18,6 +19,18 @@ static void choose_experts(struct engine__pass *p, uint32_t row0, uint32_t row1)
 static void count_moe(struct engine *en, uint64_t n_pairs, uint64_t n_active) {
     atomic_fetch_add_explicit(&en->stats.moe_rows, n_pairs, memory_order_relaxed);
     atomic_fetch_add_explicit(&en->stats.experts_read, n_active, memory_order_relaxed);
+}
+
+static void record(const struct engine__pass *p) {
+    const struct engine *en = p->en;
+    trace_write(en->o.trace, &(struct trace_routing){
+        .layer = p->layer,
+        .n_tokens = p->batch->n_tokens,
+        .prefill = p->batch->n_tokens > p->batch->n_items,
+        .n_rows = p->n_rows,
+        .ids = en->s.ids,
+        .first = en->s.first,
+    });
 }
 
 static void route(struct engine__pass *p, const struct engine__layer *l) {
@@ -42,6 +55,9 @@ static void route(struct engine__pass *p, const struct engine__layer *l) {
         }
     }
     count_moe(en, (uint64_t)p->n_rows * en->router.k, p->n_active);
+    if (en->o.trace) {
+        record(p);
+    }
 }
 
 static void take_all_rows(struct engine__pass *p) {

@@ -7,7 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/alloc.h"
 #include "kernels/kernels.h"
+
+enum { MAX_TEXT = 64 << 20 };
 
 bool cmd_parse_u32(const char *s, uint32_t min, uint32_t max, uint32_t *out, char **end) {
     errno = 0;
@@ -49,4 +52,29 @@ void cmd_json_string(FILE *f, const char *s) {
         fprintf(f, c == '"' || c == '\\' ? "\\%c" : c < 0x20 ? "\\u%04x" : "%c", c);
     }
     fputc('"', f);
+}
+
+int cmd_read_text(const char *path, char **text, size_t *len, struct err *e) {
+    FILE *f = fopen(path, "re");
+    if (!f) {
+        return err_set(e, ST_IO, "cannot read %s: %s", path, strerror(errno));
+    }
+    size_t cap = 0;
+    int st = ST_OK;
+    do {
+        char *more = mem_realloc(*text, cap = cap ? 2 * cap : 1 << 16);
+        if (!more) {
+            st = err_set(e, ST_NOMEM, "out of memory");
+            break;
+        }
+        *text = more;
+        *len += fread(*text + *len, 1, cap - *len, f);
+    } while (*len == cap && cap < MAX_TEXT);
+    if (!st && ferror(f)) {
+        st = err_set(e, ST_IO, "cannot read %s: %s", path, strerror(errno));
+    } else if (!st && *len == MAX_TEXT) {
+        st = err_set(e, ST_LIMIT, "%s: expected less than %d MiB", path, MAX_TEXT >> 20);
+    }
+    fclose(f);
+    return st;
 }

@@ -22,4 +22,7 @@ int cmd_pick_kv_type(const char *name, enum engine_kv_type *out, struct err *e);
 
 void cmd_json_string(FILE *f, const char *s);
 
+/* A file of up to 64 MiB; *text is NULL at first, returned owned (after an error too), free with mem_free; not NUL-terminated. */
+int cmd_read_text(const char *path, char **text, size_t *len, struct err *e);
+
 #endif

@@ -24,7 +24,7 @@
 #include "model/tokenizer.h"
 #include "server/cmd_common.h"
 
-enum { SPIN_US = 200, MAX_TEXT = 64 << 20, MAX_BATCH = 512 };
+enum { SPIN_US = 200, MAX_BATCH = 512 };
 
 struct ppl_opts {
     const char *model, *text, *json, *cpu_level, *kv_type, *activations, *repack;
@@ -103,36 +103,10 @@ static int parse_args(struct ppl_opts *o, int argc, char **argv) {
     return known && o->text ? 0 : 2;
 }
 
-/* *text returned owned, free with mem_free. */
-static int read_text(const char *path, char **text, size_t *len, struct err *e) {
-    FILE *f = fopen(path, "re");
-    if (!f) {
-        return err_set(e, ST_IO, "cannot read %s: %s", path, strerror(errno));
-    }
-    size_t cap = 0;
-    int st = ST_OK;
-    do {
-        char *more = mem_realloc(*text, cap = cap ? 2 * cap : 1 << 16);
-        if (!more) {
-            st = err_set(e, ST_NOMEM, "out of memory");
-            break;
-        }
-        *text = more;
-        *len += fread(*text + *len, 1, cap - *len, f);
-    } while (*len == cap && cap < MAX_TEXT);
-    if (!st && ferror(f)) {
-        st = err_set(e, ST_IO, "cannot read %s: %s", path, strerror(errno));
-    } else if (!st && *len == MAX_TEXT) {
-        st = err_set(e, ST_LIMIT, "%s: expected less than %d MiB", path, MAX_TEXT >> 20);
-    }
-    fclose(f);
-    return st;
-}
-
 static int tokenize(struct ppl *p, struct err *e) {
     char *text = NULL;
     size_t len = 0;
-    int st = read_text(p->o.text, &text, &len, e);
+    int st = cmd_read_text(p->o.text, &text, &len, e);
     size_t cap = st ? 0 : tokenizer_max_ids(p->tokenizer, len);
     int64_t n = 0;
     if (!st) {
