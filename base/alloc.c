@@ -10,6 +10,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "base/status.h"
+
 /* Process-wide by nature: the allocator itself is. Written with relaxed atomics by every thread. */
 static struct {
     atomic_uint_fast64_t n_calls, n_live, mapped_bytes;
@@ -75,6 +77,32 @@ void mem_unmap(void *p, size_t n_bytes) {
     if (!p) return;
     munmap(p, n_bytes);
     atomic_fetch_sub_explicit(&alloc_state.mapped_bytes, n_bytes, memory_order_relaxed);
+}
+
+void *mem_reserve(size_t n_bytes) {
+    if (n_bytes == 0 || !alloc_may()) return NULL;
+    void *p = mmap(NULL, n_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return p == MAP_FAILED ? NULL : p;
+}
+
+int mem_commit(void *p, size_t committed_bytes, size_t n_bytes) {
+    char *from = p;
+    if (n_bytes > committed_bytes) {
+        if (!alloc_may() || mprotect(from + committed_bytes, n_bytes - committed_bytes, PROT_READ | PROT_WRITE)) return ST_NOMEM;
+        if (n_bytes >= (2u << 20)) madvise(p, n_bytes, MADV_HUGEPAGE);
+    } else if (n_bytes < committed_bytes) { /* a fresh mapping over it: unlike advice, it certainly frees */
+        void *got = mmap(from + n_bytes, committed_bytes - n_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
+                         -1, 0);
+        if (got == MAP_FAILED) return ST_NOMEM;
+    }
+    atomic_fetch_add_explicit(&alloc_state.mapped_bytes, n_bytes - committed_bytes, memory_order_relaxed);
+    return ST_OK;
+}
+
+void mem_unreserve(void *p, size_t committed_bytes, size_t n_bytes) {
+    if (!p) return;
+    munmap(p, n_bytes);
+    atomic_fetch_sub_explicit(&alloc_state.mapped_bytes, committed_bytes, memory_order_relaxed);
 }
 
 void mem_stats(struct mem_stats *out) {

@@ -19,10 +19,17 @@ void mem_free(void *p);                            /* takes p; NULL is fine     
 void *mem_map(size_t n_bytes);
 void mem_unmap(void *p, size_t n_bytes);
 
+/* Address space that holds no memory until committed, for arenas whose size changes while they run. Commit makes
+ * [0, n_bytes) usable, more than before zeroed, and gives what lies behind back to the kernel: all or nothing, ST_NOMEM
+ * when it refuses. n_bytes must be whole pages. Only committed bytes count as mapped. */
+void *mem_reserve(size_t n_bytes);                                          /* NULL when the kernel refuses */
+int mem_commit(void *p, size_t committed_bytes, size_t n_bytes);            /* committed_bytes: what it is  */
+void mem_unreserve(void *p, size_t committed_bytes, size_t n_bytes);
+
 struct mem_stats {
     uint64_t n_calls;    /* alloc + zalloc + realloc + strndup calls that succeeded since start */
     uint64_t n_live;     /* blocks not yet freed                                                */
-    uint64_t mapped_bytes; /* bytes now mapped through mem_map                                  */
+    uint64_t mapped_bytes; /* bytes now mapped through mem_map or committed                     */
 };
 void mem_stats(struct mem_stats *out);
 
