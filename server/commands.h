@@ -14,6 +14,7 @@ enum exit_code {
 };
 
 int cmd_serve(int argc, char **argv, char **environ_);
+int cmd_pack(int argc, char **argv);
 int cmd_healthcheck(int argc, char **argv, char **environ_);
 
 #endif

@@ -18,6 +18,7 @@ static int help(FILE *out) {
     fputs("moed " MOED_VERSION ": serves Mixture-of-Experts language models over HTTP\n\n"
           "usage: moed [serve] --model FILE.gguf [option...]   serve (the default command)\n"
           "       moed inspect FILE.gguf                       print what is in a model file\n"
+          "       moed pack FILE.gguf OUT.gguf                 write experts as records; moed pack --verify OUT.gguf\n"
           "       moed bench [option...]                       measure the engine; moed bench --help\n"
           "       moed perplexity FILE.gguf TEXT [option...]   how well the engine predicts a text\n"
           "       moed trace record|show ...                   which experts a run chooses; moed trace --help\n"
@@ -49,6 +50,7 @@ int main(int argc, char **argv) {
     argv += 2;
     if (strcmp(command, "serve") == 0) return cmd_serve(argc, argv, environ);
     if (strcmp(command, "inspect") == 0) return inspect(argc, argv);
+    if (strcmp(command, "pack") == 0) return cmd_pack(argc, argv);
     if (strcmp(command, "bench") == 0) return cmd_bench(argc, argv);
     if (strcmp(command, "perplexity") == 0) return cmd_perplexity(argc, argv);
     if (strcmp(command, "trace") == 0) return cmd_trace(argc, argv);

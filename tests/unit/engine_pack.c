@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A packed model computes what its source computes: logits equal bit for bit, at every kernel level of this CPU, with and
+ * without repacking of the dense part. Run from the project root. */
+#include "tests/unit/test.h"
+#include "tests/unit/tiny_gguf.h"
+
+#include "base/log.h"
+#include "base/pool.h"
+#include "engine/engine.h"
+#include "kernels/kernels.h"
+#include "model/expert_bank.h"
+#include "model/model.h"
+#include "offload/pack.h"
+
+enum { N_TOKENS = 24, MAX_VOCAB = 512 };
+
+static float want_[N_TOKENS * MAX_VOCAB], got_[N_TOKENS * MAX_VOCAB];
+
+static int logits(const struct model *m, struct pool *pool, enum kern_level level, bool repack, bool exact, float *out, struct err *e) {
+    struct engine_opts o = { .model = m, .kern = kern_cpu_ops(level), .n_seqs = 1, .n_running = 1, .max_batch_tokens = N_TOKENS,
+                             .kv_type = ENGINE_KV_F32, .pool = pool, .repack = repack, .exact = exact };
+    struct engine *en;
+    int32_t tokens[N_TOKENS];
+    int st = engine_open(&en, &o, e);
+    if (st) {
+        return st;
+    }
+    for (int32_t i = 0; i < N_TOKENS; i++) {
+        tokens[i] = (i * 37 + 5) % (int32_t)model_hparams(m)->n_vocab;
+    }
+    st = engine_ops()->kv_reserve(en, 0, N_TOKENS);
+    const struct batch_item it = { .n_tokens = N_TOKENS, .tokens = tokens, .next_token = -1 };
+    st = st ? st : engine_logits(en, &it, out);
+    engine_close(en);
+    return st;
+}
+
+/* Activations are quantised where the weights are: unpacked F32 and F16 experts are compared too. */
+static void check_same(const char *test_name_, const char *source) {
+    char out[80];
+    struct err e = { 0 };
+    struct pool *pool;
+    struct model *a, *b;
+    const char *base = strrchr(source, '/');
+    snprintf(out, sizeof out, "/tmp/moed-engine-pack-%d-%s", (int)getpid(), base + 1);
+    CHECKF(pool_open(&pool, &(struct pool_opts){ .n_threads = 2 }, &e) == 0 && model_open(&a, source, &e) == 0, "%s", e.text);
+    const struct offload_pack_opts po = { .model = a, .out = out, .force = true, .pool = pool };
+    CHECKF(offload_pack(&po, &e) == 0 && model_open(&b, out, &e) == 0, "%s", e.text);
+    unlink(out);
+    CHECK(expert_bank_is_packed(b) && model_hparams(a)->n_vocab <= MAX_VOCAB);
+    const size_t n_bytes = (size_t)N_TOKENS * model_hparams(a)->n_vocab * sizeof(float);
+    for (int level = KERN_SCALAR; level < KERN_N_LEVELS; level++) {
+        for (int exact = 0; kern_cpu_ops((enum kern_level)level) && exact < 2; exact++) {
+            CHECKF(logits(a, pool, (enum kern_level)level, true, exact, want_, &e) == 0, "%s", e.text);
+            CHECK(want_[0] - want_[0] == 0);
+            for (int repack = 0; repack < 2; repack++) {
+                memset(got_, 0, sizeof got_);
+                CHECKF(logits(b, pool, (enum kern_level)level, repack, exact, got_, &e) == 0, "%s", e.text);
+                CHECKF(!memcmp(want_, got_, n_bytes), "%s, level %d, exact %d, repack %d", source, level, exact, repack);
+            }
+        }
+    }
+    model_close(a);
+    model_close(b);
+    pool_close(pool);
+}
+
+TEST(qwen3moe) { check_same(test_name_, "tests/data/logits/qwen3moe.gguf"); }
+TEST(olmoe) { check_same(test_name_, "tests/data/logits/olmoe.gguf"); }
+TEST(mixtral) { check_same(test_name_, "tests/data/logits/mixtral.gguf"); }
+
+TEST(quantised) {
+    static const enum dtype formats[][2] = { { DTYPE_Q4_0, DTYPE_Q4_1 }, { DTYPE_Q5_0, DTYPE_Q5_1 }, { DTYPE_Q8_0, DTYPE_Q4_K }, { DTYPE_Q4_K, DTYPE_Q6_K },
+                                             { DTYPE_Q5_K, DTYPE_IQ4_NL }, { DTYPE_IQ4_XS, DTYPE_MXFP4 }, { DTYPE_BF16, DTYPE_Q8_0 } };
+    for (size_t i = 0; i < sizeof formats / sizeof formats[0]; i++) {
+        const struct tiny_model m = {
+            .arch = i % 2 ? "llama" : "qwen3moe", .n_layers = 2, .n_embd = 256, .n_vocab = 96, .n_ctx = 64, .n_heads = 4, .n_kv_heads = 2,
+            .head_dim = 32, .ff = 256, .n_experts = 5, .n_used = 2, .attn = DTYPE_Q4_0, .gate = formats[i][0], .down = formats[i][1],
+            .head = DTYPE_Q8_0, .seed = 11 + i,
+        };
+        char path[64];
+        CHECK(tiny_write(&m, path) == 0);
+        check_same(test_name_, path);
+        unlink(path);
+    }
+}
+
+int main(void) {
+    log_setup(LOG_WARN, LOG_TEXT);
+    RUN(qwen3moe);
+    RUN(olmoe);
+    RUN(mixtral);
+    RUN(quantised);
+    return test_failed_;
+}
