@@ -6,8 +6,9 @@
  *
  * Rounding activations to 8 bits is chaotic: a difference in the last bit of a sum moves a code, and after a few
  * layers two orders of summation are as far apart as either is from the truth. llama.cpp's own runs of the MoE and of
- * the dense file agree in 95.7 % of the positions (KL 3.5e-3), its file run and its F32 run in 95.5 %. So equality
- * is proven with float activations (exact), and the 8-bit path is held to be no worse than the peer's. */
+ * the dense file agree in 95.7 % of the positions (KL 3.5e-3), its rounding build and its float build (OpenBLAS) on the
+ * dense file in 95.4 %. So equality is proven with float activations (exact), on both sides, and the 8-bit path is held to be
+ * no worse than the peer's. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -31,7 +32,7 @@ enum { INSTRUMENTED = 0 };
 
 enum { CHUNK = INSTRUMENTED ? 64 : 256, WINDOW_MAX = 1024, INSTRUMENTED_POSITIONS = 192 };
 
-struct peer { int32_t n, window, *ids, *top, *top_f32; };
+struct peer { int32_t n, window, *ids, *top, *top_exact; };
 
 /* tests/data/english_peer.bin: see tests/fixtures/make_peer.py. */
 static bool peer_load(struct peer *p) {
@@ -44,7 +45,7 @@ static bool peer_load(struct peer *p) {
         p->window = head[1];
         p->ids = mem_zalloc((size_t)p->n * 3, sizeof *p->ids);
         p->top = p->ids + p->n;
-        p->top_f32 = p->top + p->n;
+        p->top_exact = p->top + p->n;
         ok = fread(p->ids, 4, (size_t)p->n * 3, f) == (size_t)p->n * 3;
     }
     fclose(f);
@@ -108,7 +109,7 @@ static double divergence(const float *a, const float *b, uint32_t n) {
     return kl;
 }
 
-struct totals { int moe_equal, peer_equal, peer_f32_equal; double kl, nll; };
+struct totals { int moe_equal, peer_equal, peer_exact_equal; double kl, nll; };
 
 static void compare_rows(const struct side *dense, const struct side *moe, const struct peer *p, int32_t at, int32_t n,
                          struct totals *t) {
@@ -118,7 +119,7 @@ static void compare_rows(const struct side *dense, const struct side *moe, const
         int32_t top = argmax(d, v);
         t->moe_equal += top == argmax(m, v);
         t->peer_equal += top == p->top[at + i];
-        t->peer_f32_equal += top == p->top_f32[at + i];
+        t->peer_exact_equal += top == p->top_exact[at + i];
         t->kl += divergence(d, m, v);
         bool has_next = at + i + 1 < p->n && (at + i + 1) % p->window;
         if (has_next) t->nll += log_sum_exp(d, v, d[top]) - d[p->ids[at + i + 1]];
@@ -144,9 +145,10 @@ static void compare(const char *test_name_, bool exact, struct totals *t, int32_
         at += n;
     }
     *n_positions = p.n;
-    printf("# %s, %d tokens: MoE vs dense top-1 %.2f %%, mean KL %.2e; dense vs llama.cpp top-1 %.2f %% (file), %.2f %% (F32); "
-           "perplexity %.4f\n", exact ? "float activations" : "8-bit activations", p.n, 100.0 * t->moe_equal / p.n, t->kl / p.n,
-           100.0 * t->peer_equal / p.n, 100.0 * t->peer_f32_equal / p.n, exp(t->nll / p.n));
+    printf("# %s, %d tokens: MoE vs dense top-1 %.2f %%, mean KL %.2e; dense vs llama.cpp top-1 %.2f %% (rounding), "
+           "%.2f %% (float); perplexity %.4f\n",
+           exact ? "float activations" : "8-bit activations", p.n, 100.0 * t->moe_equal / p.n, t->kl / p.n,
+           100.0 * t->peer_equal / p.n, 100.0 * t->peer_exact_equal / p.n, exp(t->nll / p.n));
     side_close(&dense);
     side_close(&moe);
     mem_free(p.ids);
@@ -158,7 +160,7 @@ TEST(moe_equals_dense_and_dense_equals_peer) {
     compare(test_name_, true, &t, &n);
     CHECK(t.moe_equal >= 0.995 * n);
     CHECK(t.kl / n <= 1e-3);
-    CHECK(t.peer_f32_equal >= 0.985 * n);
+    CHECK(t.peer_exact_equal >= 0.985 * n);
 }
 
 TEST(rounded_activations_cost_no_more_than_the_peers) {
@@ -169,7 +171,7 @@ TEST(rounded_activations_cost_no_more_than_the_peers) {
     CHECK(t.moe_equal >= 0.946 * n); /* the peer's own 95.5 and 95.7 %, less two standard deviations (0.42 %) */
     CHECK(t.kl / n <= 4e-3);         /* the peer: 3.5e-3 */
     CHECK(t.peer_equal >= 0.946 * n);
-    CHECK(t.peer_f32_equal >= 0.946 * n);
+    CHECK(t.peer_exact_equal >= 0.946 * n);
 }
 
 /* Float activations, so that the cache is the only difference. */
