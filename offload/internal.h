@@ -158,7 +158,7 @@ void offload__slots_read_done(struct offload__slots *s, uint32_t slot, uint32_t 
 /* A FILLED slot to check and pack, or NONE; then the outcome. */
 uint32_t offload__slots_claim(struct offload__slots *s);
 void offload__slots_settle(struct offload__slots *s, uint32_t slot, bool good, uint64_t now);
-uint64_t offload__slots_retry_at(const struct offload__slots *s); /* the earliest; UINT64_MAX: none waits */
+uint64_t offload__slots_retry_at(const struct offload__slots *s, uint64_t now); /* the earliest after now; UINT64_MAX: none */
 /* The disk gives nothing back any more: every want that is not here fails, slots with reads in flight are dead. */
 void offload__slots_stuck(struct offload__slots *s);
 

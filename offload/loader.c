@@ -89,15 +89,18 @@ static void submit_reads(struct offload *o) {
     pthread_mutex_unlock(&o->mutex);
 }
 
-/* Tells the disk what nobody wants any more. Rare, so the slots are searched. */
+/* Tells the disk what nobody wants any more; when the store closes, that is everything. Rare, so the slots are searched. */
 static void cancel_unwanted(struct offload *o) {
     pthread_mutex_lock(&o->mutex);
-    for (uint32_t i = 0; o->s.n_unwanted && i < o->s.n_keys; i++) {
+    for (uint32_t i = 0; (o->s.n_unwanted || o->stopping) && i < o->s.n_keys; i++) {
         struct offload__slot *x = &o->s.slots[i];
-        for (uint32_t span = 0; x->unwanted && !x->told && span < x->next_span; span++) {
+        if (x->in_flight == 0 || x->told || !(x->unwanted || o->stopping)) {
+            continue;
+        }
+        for (uint32_t span = 0; span < x->next_span; span++) {
             o->disk->cancel(o->disk->self, tag_of(&(struct offload__read){ .slot = i, .span = span, .generation = x->generation }));
         }
-        x->told = x->unwanted;
+        x->told = true;
     }
     pthread_mutex_unlock(&o->mutex);
 }
@@ -150,7 +153,7 @@ static bool process_one(struct offload *o) {
 static uint64_t wait_ns(struct offload *o) {
     const uint64_t now = o->disk->now_ns(o->disk->self);
     pthread_mutex_lock(&o->mutex);
-    uint64_t until = offload__slots_retry_at(&o->s);
+    uint64_t until = offload__slots_retry_at(&o->s, now);
     const bool waits = o->s.in_flight > 0 && (o->s.n_left > 0 || o->s.draining);
     if (waits && now - o->progress_ns >= STUCK_NS) {
         log_error("offload", "the disk gave nothing back for %llu s: %u reads are given up",

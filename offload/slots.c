@@ -476,11 +476,11 @@ void offload__slots_settle(struct offload__slots *s, uint32_t i, bool good, uint
     place(s);
 }
 
-uint64_t offload__slots_retry_at(const struct offload__slots *s) {
+uint64_t offload__slots_retry_at(const struct offload__slots *s, uint64_t now) {
     uint64_t at = UINT64_MAX;
     for (uint32_t i = s->demand.head; i != OFFLOAD__NONE; i = s->slots[i].next) {
         const struct offload__slot *x = &s->slots[i];
-        if (x->in_flight == 0 && x->not_before && x->not_before < at) {
+        if (x->not_before > now && x->not_before < at) {
             at = x->not_before;
         }
     }
