@@ -132,6 +132,7 @@ struct offload__slots {
     /* Reads. */
     struct offload__queue demand, low, filled;
     uint32_t in_flight, n_dead, n_filled, n_unwanted;
+    uint32_t low_in_flight, low_most;     /* spans that no want waits for, so that a demand read has the disk soon */
     bool draining;                        /* no read is begun                                            */
     uint64_t work;                        /* changes when the reader may have something to do            */
 
@@ -174,6 +175,7 @@ struct offload {
     struct offload_disk *disk, own;       /* own: opened here; disk points at it, or is borrowed         */
     bool own_uring, own_threads;
     uint32_t depth;                       /* reads in flight                                             */
+    double probe_bytes_per_s;             /* 0: not probed                                               */
 
     /* Arenas: address space for every expert of a class, committed as far as the budget goes. Addresses never move. */
     unsigned char *arena[OFFLOAD__CLASSES], *stages;
@@ -196,6 +198,7 @@ struct offload {
 };
 
 int offload__open(struct offload **out, const struct offload_opts *o, struct offload__catalog *c, struct err *e); /* takes c */
+void offload__probe(struct offload *o);   /* sets depth, at most what it is, and probe_bytes_per_s; before the reader starts */
 void *offload__slot_at(const struct offload *o, uint32_t slot);
 /* Checks and packs what arrived in a claimed slot; without the mutex. false: the bytes are wrong. */
 bool offload__process(struct offload *o, uint32_t slot);

@@ -258,6 +258,7 @@ static void attach(struct offload__slots *s, uint32_t w, uint32_t i) {
     s->wants[w].state = WANT_COMING;
     const bool queued = x->queued;
     dequeue(s, i);
+    s->low_in_flight -= x->why == WHY_DEMAND ? 0 : x->in_flight;
     x->why = WHY_DEMAND;
     if (queued) {
         enqueue(s, i);
@@ -356,9 +357,10 @@ bool offload__slots_take(struct offload__slots *s, uint64_t now, struct offload_
     for (uint32_t q = 0; q < 2 && !s->draining; q++) {
         for (uint32_t i = queues[q]->head; i != OFFLOAD__NONE; i = s->slots[i].next) {
             struct offload__slot *x = &s->slots[i];
-            if (!startable(s, x, now)) {
+            if ((q == 1 && s->low_in_flight >= s->low_most) || !startable(s, x, now)) {
                 continue;
             }
+            s->low_in_flight += q;
             *out = (struct offload__read){ i, x->next_span++, x->generation, x->stage, x->why == WHY_DEMAND };
             x->in_flight++;
             s->in_flight++;
@@ -376,6 +378,7 @@ void offload__slots_put_back(struct offload__slots *s, uint32_t i) {
     x->next_span--;
     x->in_flight--;
     s->in_flight--;
+    s->low_in_flight -= x->why != WHY_DEMAND;
     if (!x->queued) {
         x->queued = true;
         push_head(s, queue_of(s, x), i);
@@ -414,6 +417,7 @@ void offload__slots_read_done(struct offload__slots *s, uint32_t i, uint32_t gen
         return;
     }
     s->in_flight--;
+    s->low_in_flight -= x->why != WHY_DEMAND;
     x->cancelled |= status == ST_CANCELLED;
     x->failed |= status && status != ST_CANCELLED;
     if (--x->in_flight) {
@@ -552,7 +556,7 @@ int offload__slots_init(struct offload__slots *s, const struct offload__catalog 
     const uint32_t n = c->n_layers * c->n_experts;
     *s = (struct offload__slots){
         .n_experts = c->n_experts, .n_used = c->n_used, .n_keys = n, .n_classes = c->n_classes, .n_spans = c->n_spans,
-        .layer_class = c->layer_class, .staged = c->stage_bytes != 0,
+        .layer_class = c->layer_class, .staged = c->stage_bytes != 0, .low_most = UINT32_MAX,
         .demand = { OFFLOAD__NONE, OFFLOAD__NONE }, .low = { OFFLOAD__NONE, OFFLOAD__NONE },
         .filled = { OFFLOAD__NONE, OFFLOAD__NONE },
         .slots = mem_zalloc(n, sizeof *s->slots),

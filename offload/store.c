@@ -12,7 +12,7 @@
 #include "model/gguf.h"
 #include "model/model.h"
 
-enum { DEFAULT_DEPTH = 8, BATCH = 64 };
+enum { DEFAULT_DEPTH = 8, PROBE_DEPTH = 32, BATCH = 64 };
 
 void *offload__slot_at(const struct offload *o, uint32_t i) {
     const uint32_t c = o->s.slots[i].class;
@@ -63,6 +63,25 @@ static void unmap_arenas(struct offload *o) {
 
 /* ---- life ---- */
 
+/* io_uring where the kernel allows it, else threads. */
+static int open_disk(struct offload *o, const struct disk_opts *d, struct err *e) {
+    struct err why;
+    int rc = ST_UNSUPPORTED;
+    o->disk = &o->own;
+    if (o->o.io != OFFLOAD_IO_THREADS) {
+        rc = disk_uring_open(&o->own, d, &why);
+        o->own_uring = rc == ST_OK;
+    }
+    if (rc == ST_UNSUPPORTED) {
+        if (o->o.io != OFFLOAD_IO_THREADS) {
+            log_warn("offload", "%s: experts are read by threads", why.text);
+        }
+        rc = disk_threads_open(&o->own, d, &why);
+        o->own_threads = rc == ST_OK;
+    }
+    return rc ? err_set(e, rc, "%s", why.text) : ST_OK;
+}
+
 static int open_files(struct offload *o, struct err *e) {
     const struct gguf *g = model_gguf(o->o.model);
     const uint32_t n = gguf_n_files(g);
@@ -73,12 +92,22 @@ static int open_files(struct offload *o, struct err *e) {
     for (uint32_t i = 0; i < n; i++) {
         paths[i] = gguf_file_path(g, i);
     }
-    const struct disk_opts d = { .paths = paths, .n_files = n, .depth = o->depth };
-    const int rc = disk_threads_open(&o->own, &d, e);
-    o->own_threads = rc == ST_OK;
-    o->disk = &o->own;
+    o->depth = o->o.queue_depth ? o->o.queue_depth : PROBE_DEPTH;
+    o->depth = o->depth < DISK_MAX_DEPTH ? o->depth : DISK_MAX_DEPTH;
+    const int rc = open_disk(o, &(struct disk_opts){ .paths = paths, .n_files = n, .depth = o->depth }, e);
     mem_free(paths);
+    if (!rc && !o->o.queue_depth) {
+        offload__probe(o);
+    }
     return rc;
+}
+
+static uint32_t n_slots(const struct offload *o) {
+    uint32_t n = 0;
+    for (uint32_t c = 0; c < o->catalog.n_classes; c++) {
+        n += o->budget.slots[c];
+    }
+    return n;
 }
 
 static int start(struct offload *o, struct err *e) {
@@ -89,12 +118,15 @@ static int start(struct offload *o, struct err *e) {
     if (map_arenas(o) || offload__slots_init(&o->s, &o->catalog, &o->budget, o->o.policy)) {
         return err_set(e, ST_NOMEM, "cannot map %llu bytes for experts", (unsigned long long)o->ram_bytes);
     }
-    o->depth = o->o.queue_depth ? o->o.queue_depth : DEFAULT_DEPTH;
-    o->depth = o->depth < DISK_MAX_DEPTH ? o->depth : DISK_MAX_DEPTH;
     o->disk = o->o.disk;
-    if (!o->disk && open_files(o, e)) {
-        return e ? e->code : ST_IO;
+    o->depth = o->o.queue_depth ? o->o.queue_depth : DEFAULT_DEPTH;
+    const int rc = o->disk ? ST_OK : open_files(o, e);
+    if (rc) {
+        return rc;
     }
+    o->s.low_most = o->depth / 4 > 2 ? o->depth / 4 : 2;
+    log_info("offload", "%u slots in %.1f MiB, %u reads in flight%s, %.0f MB/s", n_slots(o), (double)o->budget.slot_bytes / 0x1p20,
+             o->depth, o->own_uring ? " through io_uring" : "", o->probe_bytes_per_s / 1e6);
     o->progress_ns = o->last_ns = o->disk->now_ns(o->disk->self);
     if (pthread_create(&o->reader, NULL, offload__reader_main, o)) {
         return err_set(e, ST_NOMEM, "cannot start the reader thread of the expert store");
@@ -105,6 +137,9 @@ static int start(struct offload *o, struct err *e) {
 static void destroy(struct offload *o) {
     if (o->own_threads) {
         disk_threads_close(&o->own);
+    }
+    if (o->own_uring) {
+        disk_uring_close(&o->own);
     }
     offload__slots_clear(&o->s);
     unmap_arenas(o);
@@ -295,13 +330,12 @@ void offload_stats(const struct offload *store, struct offload_stats *out) {
     pthread_mutex_lock(&o->mutex);
     *out = o->s.stats;
     out->stall_ns = o->stall_ns;
-    for (uint32_t c = 0; c < o->catalog.n_classes; c++) {
-        out->slots += o->budget.slots[c];
-    }
+    out->slots = n_slots(o);
     out->resident = o->s.n_resident;
     out->budget_bytes = o->ram_bytes;
     out->slot_bytes = o->budget.slot_bytes;
-    out->read_bytes_per_s = o->read_bytes_per_s;
+    out->read_bytes_per_s = o->read_bytes_per_s > 0 ? o->read_bytes_per_s : o->probe_bytes_per_s;
+    out->probe_bytes_per_s = o->probe_bytes_per_s;
     out->queue_depth = o->depth;
     out->uring = o->own_uring;
     pthread_mutex_unlock(&o->mutex);

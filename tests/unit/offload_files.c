@@ -4,9 +4,16 @@
  * it. What is handed out must be the model's bytes. */
 #include "test.h"
 
+#include <errno.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/log.h"
 #include "kernels/pack.h"
 #include "model/expert_bank.h"
 #include "model/model.h"
@@ -87,7 +94,9 @@ static void walk(const char *test_name_, const struct model *m, enum offload_io 
     struct err e;
     uint64_t rng = ram + packed;
     struct offload_want wants[N_EXPERTS];
-    const struct offload_opts opts = { .model = m, .ram_bytes = ram, .packed = packed, .policy = OFFLOAD_AUTO, .io = io };
+    const struct offload_opts opts = {
+        .model = m, .ram_bytes = ram, .packed = packed, .policy = OFFLOAD_AUTO, .io = io, .queue_depth = 8,
+    };
     CHECKF(offload_open(&o, &opts, &e) == 0, "%s", e.text);
     for (int i = 0; i < 200; i++) {
         uint32_t layer = tiny_u32(&rng) % N_LAYERS, n = pick(wants, &rng);
@@ -115,7 +124,7 @@ static void walk_all(const char *test_name_, enum offload_io io) {
 }
 
 TEST(threads_read_the_models_bytes) { walk_all(test_name_, OFFLOAD_IO_THREADS); }
-TEST(the_chosen_way_reads_the_models_bytes) { walk_all(test_name_, OFFLOAD_IO_AUTO); }
+TEST(io_uring_reads_the_models_bytes) { walk_all(test_name_, OFFLOAD_IO_URING); }
 
 TEST(too_little_is_refused_with_the_need_named) {
     char path[64];
@@ -139,15 +148,44 @@ TEST(wants_that_cannot_be_are_refused) {
     CHECK(offload_begin(o, N_LAYERS, &(struct offload_want){ 0, 1 }, 1, false) == ST_INVALID);
     CHECK(offload_begin(o, 0, &(struct offload_want){ N_EXPERTS, 1 }, 1, false) == ST_INVALID);
     CHECK(offload_begin(o, 0, NULL, 0, false) == 0 && offload_next(o, NULL, 0) == 0);
+    struct offload_stats s;
+    offload_stats(o, &s); /* no depth was given, so the disk was probed */
+    CHECK(s.queue_depth >= 1 && s.probe_bytes_per_s > 0 && s.read_bytes_per_s == s.probe_bytes_per_s);
+    offload_close(o);
+    model_close(m);
+    unlink(path);
+}
+
+/* Last: the process cannot have io_uring back. */
+TEST(threads_stand_in_where_io_uring_is_refused) {
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_uring_setup, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    const struct sock_fprog filter = { sizeof code / sizeof code[0], code };
+    char path[64];
+    struct model *m = open_model(path);
+    struct offload *o;
+    struct offload_stats s;
+    CHECK(m && prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0);
+    const struct offload_opts opts = { .model = m, .ram_bytes = offload_min_bytes(m, true), .packed = true, .queue_depth = 4 };
+    CHECK(offload_open(&o, &opts, NULL) == 0);
+    offload_stats(o, &s);
+    CHECK(!s.uring);
+    CHECK(step(o, m, 0, (struct offload_want[]){ { 3, 1 }, { 5, 1 }, { 6, 1 }, { 1, 1 }, { 2, 1 } }, 5, true));
     offload_close(o);
     model_close(m);
     unlink(path);
 }
 
 int main(void) {
+    log_setup(LOG_ERROR, LOG_TEXT);
     RUN(threads_read_the_models_bytes);
-    RUN(the_chosen_way_reads_the_models_bytes);
+    RUN(io_uring_reads_the_models_bytes);
     RUN(too_little_is_refused_with_the_need_named);
     RUN(wants_that_cannot_be_are_refused);
+    RUN(threads_stand_in_where_io_uring_is_refused);
     return test_failed_;
 }

@@ -8,6 +8,7 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include "base/log.h"
 #include "fake_disk.h"
 
 enum { N_LAYERS = 5, N_EXPERTS = 16, N_USED = 3, N_STEPS = 400 };
@@ -215,6 +216,7 @@ TEST(reads_without_end_are_given_up) {
 
 int main(void) {
     alarm(300); /* a hang is a failure */
+    log_setup(LOG_ERROR, LOG_TEXT);
     RUN(without_faults);
     RUN(with_faults);
     RUN(a_disk_that_dies_fails_the_wants_and_comes_back);
