@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What an expert is made of: the spans of the file that hold it, and what becomes of their bytes. Rows of a GGUF go
- * straight into the slot, each matrix with the ragged ends that whole blocks of the disk bring along; rows that are to be
- * packed go through a staging buffer. */
+ * What an expert is made of: the spans of the file that hold it, and what becomes of their bytes. Three forms: a record of
+ * a packed model goes straight into the slot; rows of a GGUF too, each matrix with the ragged ends that whole blocks of
+ * the disk bring along; rows that are to be packed go through a staging buffer. */
 #include "offload/internal.h"
 
 #include <string.h>
@@ -62,9 +62,28 @@ static void gguf_staged(const void *ctx, uint32_t layer, uint32_t expert, struct
     rows_recipe(&x, true, out);
 }
 
+static void record(const void *ctx, uint32_t layer, uint32_t expert, struct offload__recipe *out) {
+    struct expert_record r;
+    expert_bank_record(ctx, layer, expert, &r);
+    *out = (struct offload__recipe){
+        .n_spans = 1,
+        .spans = { { .file = r.file, .offset = r.file_offset, .n_bytes = r.n_bytes, .need = r.n_bytes } },
+        .parts = { { .at = r.gate_at }, { .at = r.up_at }, { .at = r.down_at } },
+        .checked = true,
+        .checksum = r.checksum,
+        .checked_bytes = r.n_bytes,
+    };
+}
+
 /* Bytes of slot and of staging buffer that any expert of the layer needs. */
 static void layer_bytes(const struct model *m, uint32_t layer, bool packed, size_t *slot, size_t *stage) {
     *stage = 0;
+    if (expert_bank_is_packed(m)) {
+        struct expert_record r;
+        expert_bank_record(m, layer, 0, &r);
+        *slot = r.n_bytes;
+        return;
+    }
     struct expert x;
     expert_bank_get(m, layer, 0, &x);
     const size_t n[OFFLOAD__PARTS] = { x.gate.n_bytes, x.up.n_bytes, x.down.n_bytes };
@@ -155,9 +174,10 @@ static uint64_t identity(const struct model *m, const struct offload__catalog *c
 
 int offload__catalog_init(struct offload__catalog *c, const struct model *m, bool packed, struct err *e) {
     const struct model_hparams *hp = model_hparams(m);
+    const bool records = expert_bank_is_packed(m);
     *c = (struct offload__catalog){
         .n_layers = hp->n_layers, .n_experts = hp->n_experts, .n_used = hp->n_experts_used, .ctx = m,
-        .recipe = packed ? gguf_staged : gguf_rows, .n_spans = OFFLOAD__PARTS,
+        .recipe = records ? record : packed ? gguf_staged : gguf_rows, .n_spans = records ? 1 : OFFLOAD__PARTS,
     };
     if (!hp->n_experts || (uint64_t)hp->n_layers * hp->n_experts > OFFLOAD__MAX_KEYS) {
         return err_set(e, ST_UNSUPPORTED, "experts: a store needs 1..%d of them, the model has %llu", OFFLOAD__MAX_KEYS,

@@ -13,11 +13,15 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <fcntl.h>
+
 #include "base/log.h"
+#include "base/pool.h"
 #include "kernels/pack.h"
 #include "model/expert_bank.h"
 #include "model/model.h"
 #include "offload/offload.h"
+#include "offload/pack.h"
 #include "tiny_gguf.h"
 
 enum { N_LAYERS = 4, N_EXPERTS = 12 };
@@ -37,7 +41,7 @@ static struct model *open_model(char *path) {
 }
 
 static bool same(const struct expert_matrix *m, const void *got, bool packed) {
-    if (!packed || !kern_pack_fits(m->dtype, m->n_out)) {
+    if (!packed || !kern_pack_fits(m->dtype, m->n_out)) { /* as in the model: rows of a GGUF, or a packed model */
         return !memcmp(m->data, got, m->n_bytes);
     }
     unsigned char *want = malloc(m->n_bytes);
@@ -109,22 +113,82 @@ static void walk(const char *test_name_, const struct model *m, enum offload_io 
     offload_close(o);
 }
 
+static void walk_budgets(const char *test_name_, const struct model *m, enum offload_io io, bool packed) {
+    const uint64_t least = offload_min_bytes(m, packed), all = offload_all_bytes(m, packed);
+    for (int percent = 0; percent <= 100; percent += 20) {
+        walk(test_name_, m, io, packed, least + (all - least) * (uint64_t)percent / 100);
+    }
+}
+
+/* The packed model of the same weights, in file `path`. */
+static struct model *pack_model(const struct model *m, const char *path) {
+    const struct pool_opts one = { .n_threads = 1 };
+    struct pool *pool;
+    struct model *packed = NULL;
+    if (pool_open(&pool, &one, NULL)) {
+        return NULL;
+    }
+    if (!offload_pack(&(struct offload_pack_opts){ .model = m, .out = path, .force = true, .pool = pool }, NULL)) {
+        model_open(&packed, path, NULL);
+    }
+    pool_close(pool);
+    return packed;
+}
+
 static void walk_all(const char *test_name_, enum offload_io io) {
-    char path[64];
+    char path[64], packed_path[80];
     struct model *m = open_model(path);
     CHECK(m);
-    for (int packed = 0; packed < 2; packed++) {
-        uint64_t least = offload_min_bytes(m, packed), all = offload_all_bytes(m, packed);
-        for (int percent = 0; percent <= 100; percent += 20) {
-            walk(test_name_, m, io, packed, least + (all - least) * (uint64_t)percent / 100);
-        }
-    }
+    snprintf(packed_path, sizeof packed_path, "%s.packed", path);
+    walk_budgets(test_name_, m, io, false);
+    walk_budgets(test_name_, m, io, true);
+    struct model *p = pack_model(m, packed_path);
+    CHECK(p);
+    walk_budgets(test_name_, p, io, false);
+    model_close(p);
     model_close(m);
     unlink(path);
+    unlink(packed_path);
 }
 
 TEST(threads_read_the_models_bytes) { walk_all(test_name_, OFFLOAD_IO_THREADS); }
 TEST(io_uring_reads_the_models_bytes) { walk_all(test_name_, OFFLOAD_IO_URING); }
+
+/* A flipped bit on the disk fails the expert it is in, and no other. */
+TEST(a_corrupt_record_is_not_handed_out) {
+    char path[64], packed_path[80];
+    struct model *m = open_model(path);
+    CHECK(m);
+    snprintf(packed_path, sizeof packed_path, "%s.packed", path);
+    struct model *p = pack_model(m, packed_path);
+    CHECK(p);
+    struct expert_record r;
+    struct offload *o;
+    expert_bank_record(p, 1, 4, &r);
+    const int fd = open(packed_path, O_RDWR);
+    unsigned char byte;
+    CHECK(fd >= 0 && pread(fd, &byte, 1, (off_t)r.file_offset + 100) == 1);
+    byte ^= 4;
+    CHECK(pwrite(fd, &byte, 1, (off_t)r.file_offset + 100) == 1 && fsync(fd) == 0 && close(fd) == 0);
+    const struct offload_opts opts = { .model = p, .ram_bytes = offload_all_bytes(p, true), .queue_depth = 4 };
+    CHECK(offload_open(&o, &opts, NULL) == 0);
+    CHECK(offload_begin(o, 1, (struct offload_want[]){ { 3, 1 }, { 4, 1 }, { 5, 1 } }, 3, false) == 0);
+    struct offload_item items[3];
+    for (uint32_t n, n_bad = 0; (n = offload_next(o, items, 3)) > 0;) {
+        for (uint32_t i = 0; i < n; i++) {
+            n_bad += items[i].status == ST_IO;
+            CHECK(items[i].expert == 4 ? items[i].status == ST_IO && !items[i].gate && n_bad == 1 : right(p, 1, &items[i], false));
+        }
+    }
+    struct offload_stats s;
+    offload_stats(o, &s);
+    CHECK(s.failures == 1 && s.retries == 3 && s.loads == 2);
+    offload_close(o);
+    model_close(p);
+    model_close(m);
+    unlink(path);
+    unlink(packed_path);
+}
 
 TEST(too_little_is_refused_with_the_need_named) {
     char path[64];
@@ -184,6 +248,7 @@ int main(void) {
     log_setup(LOG_ERROR, LOG_TEXT);
     RUN(threads_read_the_models_bytes);
     RUN(io_uring_reads_the_models_bytes);
+    RUN(a_corrupt_record_is_not_handed_out);
     RUN(too_little_is_refused_with_the_need_named);
     RUN(wants_that_cannot_be_are_refused);
     RUN(threads_stand_in_where_io_uring_is_refused);
