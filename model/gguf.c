@@ -142,7 +142,17 @@ static int advise(const struct gguf *g, const struct tensor *t, size_t from, siz
 }
 
 void gguf_fetch(const struct gguf *g, const struct tensor *t, size_t from, size_t n_bytes) {
-    if (advise(g, t, from, n_bytes, MADV_POPULATE_READ)) advise(g, t, from, n_bytes, MADV_WILLNEED);
+    enum { AHEAD_BYTES = 128 * 1024 }; /* what the kernel takes of one advice at least */
+    for (size_t at = from, end = from + n_bytes; at < end; at += AHEAD_BYTES)
+        advise(g, t, at, end - at < AHEAD_BYTES ? end - at : AHEAD_BYTES, MADV_WILLNEED);
+    advise(g, t, from, n_bytes, MADV_POPULATE_READ);
+}
+
+void gguf_no_readahead(const struct gguf *g) {
+    for (uint32_t i = 0; i < g->n_files; i++) {
+        const struct gguf__file *f = &g->files[i];
+        if (f->mapped) madvise((void *)f->bytes, f->n_bytes, MADV_RANDOM);
+    }
 }
 
 void gguf_drop(const struct gguf *g, const struct tensor *t, size_t from, size_t n_bytes) {

@@ -43,6 +43,9 @@ void gguf_prefault(const struct gguf *g);
 /* The same for a range of one tensor's bytes, and the opposite: drop lets this process go of its pages; the data comes
  * back from the file when touched again. */
 void gguf_fetch(const struct gguf *g, const struct tensor *t, size_t from, size_t n_bytes);
+/* From now on a fault brings in its own page only, and gguf_fetch its own range: without it the kernel reads megabytes
+ * around either, which for parts of a model larger than memory is most of the file. */
+void gguf_no_readahead(const struct gguf *g);
 void gguf_drop(const struct gguf *g, const struct tensor *t, size_t from, size_t n_bytes);
 
 /* Key lookups. gguf_find returns an index or -1. The typed getters return 0, ST_NOT_FOUND, or ST_INVALID with
