@@ -75,6 +75,7 @@ int engine_open(struct engine **out, const struct engine_opts *o, struct err *e)
     en->head = engine__matrix_of(o, model_output(o->model));
     st = engine__weights_floats(model_output_norm(o->model), &en->out_norm, e);
     st = st ? st : engine__repack(en, e);
+    st = st ? st : engine__experts_open(en, e);
     if (st) {
         goto fail;
     }
@@ -93,6 +94,7 @@ void engine_close(struct engine *en) {
     if (!en) {
         return;
     }
+    offload_close(en->store);
     if (en->block) {
         mem_unmap(en->block, en->plan.mem.kv + en->plan.mem.scratch);
     }
@@ -104,8 +106,19 @@ void engine__step_done(struct engine *en, const struct batch *b) {
     atomic_fetch_add_explicit(&en->stats.n_steps, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&en->stats.n_tokens, b->n_tokens, memory_order_relaxed);
     for (uint32_t i = 0; i < b->n_items; i++) {
-        en->kv.n_done[b->items[i].seq] = b->items[i].pos + b->items[i].n_tokens;
+        if (en->s.outcome[i].status == ST_OK) {
+            en->kv.n_done[b->items[i].seq] = b->items[i].pos + b->items[i].n_tokens;
+        }
     }
+}
+
+/* Runs the layers. The outcome of each item is in s.outcome, what the store did in *experts. */
+static void run_layers(struct engine__pass *p, struct step_experts *experts) {
+    struct offload_stats before;
+    memset(p->en->s.outcome, 0, p->batch->n_items * sizeof *p->en->s.outcome);
+    engine__experts_begin(p, &before);
+    engine__forward(p);
+    engine__experts_end(p, &before, experts);
 }
 
 static int op_step(void *self, const struct batch *b, struct step_out *out) {
@@ -115,10 +128,13 @@ static int op_step(void *self, const struct batch *b, struct step_out *out) {
         return st;
     }
     struct engine__pass p = { .en = en, .batch = b };
-    engine__forward(&p);
+    run_layers(&p, &out->experts);
     engine__sample(&p, out);
     engine__step_done(en, b);
-    return ST_OK;
+    if (out->items) {
+        memcpy(out->items, en->s.outcome, b->n_items * sizeof *out->items);
+    }
+    return p.n_failed && !out->items ? ST_IO : ST_OK;
 }
 
 int engine_logits(struct engine *en, const struct batch_item *item, float *logits) {
@@ -128,10 +144,11 @@ int engine_logits(struct engine *en, const struct batch_item *item, float *logit
         return st;
     }
     struct engine__pass p = { .en = en, .batch = &b, .all_logits = true };
-    engine__forward(&p);
+    struct step_experts experts;
+    run_layers(&p, &experts);
     engine__head(&p, 0, p.n_wants, logits);
     engine__step_done(en, &b);
-    return ST_OK;
+    return p.n_failed ? ST_IO : ST_OK;
 }
 
 static int op_kv_reserve(void *self, seq_id id, uint32_t n_tokens) {
@@ -156,6 +173,8 @@ static void op_info(void *self, struct engine_info *out) {
         .n_pages = en->plan.n_pages,
         .max_batch_tokens = en->o.max_batch_tokens,
         .n_vocab = en->hp->n_vocab,
+        .n_layers = en->hp->n_layers,
+        .n_experts = en->hp->n_experts,
     };
 }
 
@@ -168,7 +187,40 @@ static void op_stats(void *self, struct engine_stats *out) {
         .n_tokens = atomic_load_explicit(&en->stats.n_tokens, memory_order_relaxed),
         .moe_rows = atomic_load_explicit(&en->stats.moe_rows, memory_order_relaxed),
         .experts_read = atomic_load_explicit(&en->stats.experts_read, memory_order_relaxed),
+        .guesses = atomic_load_explicit(&en->stats.guesses, memory_order_relaxed),
+        .guesses_right = atomic_load_explicit(&en->stats.guesses_right, memory_order_relaxed),
     };
+}
+
+static bool op_experts(void *self, struct offload_stats *out) {
+    const struct engine *en = self;
+    if (en->store) {
+        offload_stats(en->store, out);
+    }
+    return en->store != NULL;
+}
+
+static void op_experts_map(void *self, uint8_t *bits) {
+    const struct engine *en = self;
+    if (en->store) {
+        offload_resident(en->store, bits);
+    }
+}
+
+static int op_resize(void *self, uint64_t ram_bytes, struct err *e) {
+    const struct engine *en = self;
+    const struct engine_memory *m = &en->plan.mem;
+    const uint64_t others = m->weights + m->kv + m->scratch + m->slack;
+    if (!en->store) {
+        return err_set(e, ST_UNSUPPORTED, "every expert is resident; start with experts stream to change the memory they take");
+    }
+    if (ram_bytes < others + m->experts_min) {
+        return err_set(e, ST_INVALID, "ram: expected at least %llu bytes (all but experts %llu + experts %llu), found %llu",
+                       (unsigned long long)(others + m->experts_min), (unsigned long long)others,
+                       (unsigned long long)m->experts_min, (unsigned long long)ram_bytes);
+    }
+    uint64_t left = ram_bytes - others;
+    return offload_resize(en->store, left < m->experts_all ? left : m->experts_all, e);
 }
 
 const struct engine_ops *engine_ops(void) {
@@ -179,6 +231,9 @@ const struct engine_ops *engine_ops(void) {
         .kv_fork = op_kv_fork,
         .info = op_info,
         .stats = op_stats,
+        .experts = op_experts,
+        .experts_map = op_experts_map,
+        .resize = op_resize,
     };
     return &ops;
 }

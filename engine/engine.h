@@ -13,6 +13,7 @@
 
 #include "base/err.h"
 #include "kernels/sample.h"
+#include "offload/offload.h"
 
 /* A sequence slot of the engine, 0 .. n_seqs - 1, chosen by the scheduler. An id with no KV is "free". */
 typedef uint32_t seq_id;
@@ -41,8 +42,18 @@ struct batch {
     uint32_t n_tokens;              /* sum over items, <= engine_info.max_batch_tokens */
 };
 
+struct step_item {                  /* what became of one item */
+    int status;                     /* ST_OK; ST_IO: an expert it needed cannot be read. Its sampled and prompt_logprobs mean
+                                       nothing, its positions are not in KV: run it again, or free its sequence */
+    uint32_t layer, expert;         /* ST_IO: which one */
+};
+
+struct step_experts { uint64_t hits, misses, load_bytes, stall_ns; }; /* as in offload_stats, of one step */
+
 struct step_out {
-    struct kern_sampled *sampled;   /* [n_items], caller's memory; entry i valid when items[i].sample */
+    struct kern_sampled *sampled;   /* [n_items], caller's memory; entry i valid when items[i].sample and no failure */
+    struct step_item *items;        /* [n_items], caller's memory; NULL: step returns ST_IO when any item failed */
+    struct step_experts experts;    /* out; all 0 when every expert is resident */
 };
 
 struct engine_stats {
@@ -50,6 +61,7 @@ struct engine_stats {
     uint64_t n_steps, n_tokens;     /* since open */
     uint64_t moe_rows;              /* (token, expert) pairs computed */
     uint64_t experts_read;          /* distinct (layer, expert) per step, summed */
+    uint64_t guesses, guesses_right; /* experts of the next layer foretold, and of these wanted there */
 };
 
 struct engine_info {                /* fixed after open */
@@ -59,9 +71,11 @@ struct engine_info {                /* fixed after open */
     uint32_t n_pages;
     uint32_t max_batch_tokens;
     uint32_t n_vocab;
+    uint32_t n_layers, n_experts; /* n_experts of each layer with a router; 0 = a dense model */
 };
 
-/* 0 or a status. step: ST_INTERNAL means the engine is unusable; nothing else is returned for valid batches.
+/* 0 or a status. step: ST_INTERNAL means the engine is unusable; nothing else is returned for valid batches when
+ * step_out.items is there. Items are independent: what fails one changes nothing of another's result.
  * kv_reserve makes room for n_tokens positions of id in total (existing ones included) or changes nothing and
  * returns ST_KV_FULL. kv_fork gives `to` (which must be free) the first n_tokens of `from`; n_tokens is a multiple
  * of page_tokens; pages are shared. kv_free of a free id is a no-op. kv_truncate is not needed: positions beyond
@@ -73,6 +87,11 @@ struct engine_ops {
     int (*kv_fork)(void *self, seq_id from, seq_id to, uint32_t n_tokens);
     void (*info)(void *self, struct engine_info *out);
     void (*stats)(void *self, struct engine_stats *out); /* any thread */
+
+    /* The expert store; any thread. NULL in an engine that never has one. */
+    bool (*experts)(void *self, struct offload_stats *out);  /* false: there is none, every expert is resident */
+    void (*experts_map)(void *self, uint8_t *bits);          /* as offload_resident */
+    int (*resize)(void *self, uint64_t ram_bytes, struct err *e); /* a new engine_opts.ram_bytes: changes the store's share */
 };
 
 struct model;
@@ -82,6 +101,9 @@ struct trace_writer;
 struct engine; /* opaque */
 
 enum engine_kv_type { ENGINE_KV_F16, ENGINE_KV_BF16, ENGINE_KV_F32, ENGINE_KV_Q8 };
+
+/* AUTO: resident when they fit beside everything else, with a context worth having; else streamed. */
+enum engine_experts { ENGINE_EXPERTS_RESIDENT, ENGINE_EXPERTS_STREAM, ENGINE_EXPERTS_AUTO };
 
 struct engine_opts {
     const struct model *model;       /* borrowed until engine_close */
@@ -97,11 +119,23 @@ struct engine_opts {
     uint64_t ram_bytes;              /* ceiling for weights + KV + scratch; 0 = no ceiling              */
     bool repack;                     /* copy weights into the kernels' layout at open; else read them from the file */
     struct trace_writer *trace;      /* NULL, or where the routing of every step is recorded (offload/trace.h); borrowed */
+
+    enum engine_experts experts;     /* the rest is about streamed ones, see offload_opts               */
+    uint64_t expert_bytes;           /* the store's budget; 0 = what the ceiling leaves                 */
+    enum offload_policy policy;
+    enum offload_io io;
+    uint32_t queue_depth;            /* 0 = from a probe                                                */
+    bool prefetch;
+    const char *heat_path;           /* NULL = none; borrowed until engine_close                        */
+    struct offload_disk *disk;       /* NULL = the model's files; borrowed until engine_close           */
 };
 
 struct engine_memory {               /* bytes */
     uint64_t weights, kv, scratch, total;
     uint64_t repacked;               /* of weights: what open copies into memory of its own; the rest is the mapped file */
+    uint64_t experts;                /* budget of the expert store, whose experts are not among weights; 0 = all resident */
+    uint64_t experts_min, experts_all; /* streamed: the least that works, and what holds every one       */
+    uint64_t slack;                  /* streamed: of total, for what is not planned: program, tokenizer, HTTP */
     uint32_t n_ctx, kv_tokens;       /* what the plan settled on */
 };
 

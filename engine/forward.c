@@ -114,6 +114,10 @@ void engine__forward(struct engine__pass *p) {
         }
         engine__add_norm(p, l->ffn_norm, l->ffn_q8);
         engine__ffn(p);
+        if (p->n_failed == p->batch->n_items) {
+            p->n_wants = 0;   /* nobody waits for the rest */
+            return;
+        }
     }
     engine__add_norm(p, en->out_norm, en->head.q8);
 }

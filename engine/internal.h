@@ -29,6 +29,9 @@ enum {
     ENGINE__LOGITS_BYTES = 64 << 20, /* ... within this many bytes, one row at least                              */
     ENGINE__MAX_BATCH = 1 << 16,
     ENGINE__MIN_CTX = 128,      /* an automatic context never shrinks below this: an error is more useful         */
+    ENGINE__GOOD_CTX = 4096,    /* experts are streamed rather than let an automatic context shrink below this     */
+    ENGINE__SLACK = 64 << 20,   /* beside a store the ceiling holds for the whole process: room for the unplanned  */
+    ENGINE__GUESS_ROWS = 16,    /* rows whose next experts are foretold; more rows want most experts anyway        */
 };
 
 /* ---- plan.c: sizes, and the one block they are carved from ---- */
@@ -42,6 +45,7 @@ struct engine__carver {
 void *engine__carve(struct engine__carver *c, uint64_t n, uint64_t size); /* 64-byte aligned; NULL while counting */
 
 struct engine__plan {
+    bool stream;                /* experts through the store                                              */
     uint32_t n_ctx, n_pages;
     uint32_t logits_rows;
     uint64_t part_floats;       /* of engine__scratch.parts */
@@ -65,7 +69,7 @@ struct engine__matrix {
     bool q8;                    /* takes its input as struct kern_q8, not float */
 };
 
-/* Expert i of the stacked matrices {n_in, n_out, n_experts}. */
+/* Resident expert i of the stacked matrices {n_in, n_out, n_experts}. */
 static inline const void *engine__expert(const struct engine__matrix *m, uint32_t i) {
     return (const unsigned char *)m->w + i * m->expert_bytes;
 }
@@ -83,14 +87,15 @@ struct engine__layer {
 /* layers [n_layers]. ST_UNSUPPORTED names a norm or bias that is not F32. */
 int engine__weights_bind(const struct engine_opts *o, struct engine__layer *layers, struct err *e);
 int engine__weights_floats(const struct tensor *t, const float **out, struct err *e); /* t NULL: *out = NULL */
-uint64_t engine__weights_bytes(const struct model *m);
+uint64_t engine__weights_bytes(const struct model *m, bool records); /* with a packed model's expert records, or without */
 struct engine__matrix engine__matrix_of(const struct engine_opts *o, const struct tensor *t); /* t NULL: all zero */
 static inline bool engine__takes_q8(const struct engine_opts *o, enum dtype t) {
     return !o->exact && kern_gemm_wants_q8(t);
 }
 
 /* ---- repack.c ---- */
-void engine__repack_plan(const struct engine_opts *o, struct engine_memory *mem); /* fills weights and repacked */
+/* Fills weights and repacked; stream: without the experts. */
+void engine__repack_plan(const struct engine_opts *o, bool stream, struct engine_memory *mem);
 int engine__repack(struct engine *en, struct err *e); /* after the matrices are bound: maps en->packed, moves them there */
 
 /* ---- kv.c: paged KV cache ---- */
@@ -139,6 +144,23 @@ struct engine__want {           /* a row whose logits are needed */
     uint32_t item, index;       /* tokens[index] of that item */
 };
 
+/* What the store's side of a step needs; carved only beside a store. R = ENGINE__GUESS_ROWS. */
+struct engine__expert_scratch {
+    struct offload_want *wants; /* [n_experts]                              */
+    struct offload_item *items; /* [n_experts] handed out, until released   */
+    uint32_t *list;             /* [n_experts] a prefetch                   */
+    uint8_t *listed;            /* [n_experts] is in list                   */
+    uint8_t *told;              /* [n_layers * n_experts] failure logged    */
+    float *x;                   /* [R, n_embd] as the next layer's router would see it ... */
+    struct kern_q8 *xq;         /* ... and quantised                        */
+    float *logits;              /* [R, n_experts]                           */
+    int32_t *ids;               /* [R, k] foretold, best first              */
+    float *weights;             /* [k] not used                             */
+    float *precision;           /* [k] share of foretold ones of this rank that came true, moving average */
+    uint32_t n_guessed;         /* rows of ids; 0 = nothing is foretold ... */
+    uint32_t layer;             /* ... for this layer                       */
+};
+
 /* Carved once; sized for T = max_batch_tokens rows and k slots. */
 struct engine__scratch {
     int32_t *row_token;         /* [T]                                       */
@@ -167,6 +189,8 @@ struct engine__scratch {
     struct kern_q8 *actq;       /* [pairs, ff / 32]                          */
     float *down;                /* [pairs, n_embd]                           */
     float *logits;              /* [logits_rows, n_vocab]                    */
+    struct step_item *outcome;  /* [n_seqs] of the running step's items      */
+    struct engine__expert_scratch ex;
     unsigned char *workers;     /* [n_threads][worker_bytes]                 */
 };
 
@@ -184,10 +208,13 @@ struct engine__pass {
     const float *norm;            /* arguments of the running engine__add_norm */
     bool norm_q8;
     uint32_t n_active, strip;     /* of the FFN wave that runs */
+    const struct offload_item *given; /* NULL, or [n_active] where the store has the experts of this wave */
+    uint32_t n_failed;            /* items with a status other than 0 in outcome */
+    bool foretell;                /* worth it in this step */
 };
 
 struct engine__stats {
-    _Atomic uint64_t n_steps, n_tokens, moe_rows, experts_read;
+    _Atomic uint64_t n_steps, n_tokens, moe_rows, experts_read, guesses, guesses_right;
 };
 
 struct engine {
@@ -206,6 +233,7 @@ struct engine {
     struct engine__stats stats;
     unsigned char *block;         /* mem_map: everything above that is carved */
     unsigned char *packed;        /* mem_map, plan.mem.repacked bytes: repacked weights, or NULL */
+    struct offload *store;        /* owned; NULL = every expert is resident */
 };
 
 /* Work over the pool. A task writes only its own part of the output. */
@@ -232,8 +260,15 @@ struct kern_attn engine__attn_desc(const struct engine_opts *o); /* shape fields
 void engine__attention(struct engine__pass *p); /* in the last layer only wanted rows go on */
 void engine__attention_add(const struct engine__pass *p, uint32_t row, float *x); /* x += the pending branch */
 void engine__ffn(struct engine__pass *p);
+void engine__ffn_waves(struct engine__pass *p); /* both, over the n_active experts of `active` or `given` */
 void engine__ffn_add(const struct engine__pass *p, uint32_t row, float *x);
 void engine__head(struct engine__pass *p, uint32_t want0, uint32_t n, float *logits); /* [n, n_vocab] */
+
+/* ---- experts.c: the engine's side of the expert store ---- */
+int engine__experts_open(struct engine *en, struct err *e); /* after the matrices are bound; nothing when all are resident */
+void engine__experts_begin(struct engine__pass *p, struct offload_stats *before); /* of a step */
+void engine__experts_end(struct engine__pass *p, const struct offload_stats *before, struct step_experts *out);
+void engine__experts_run(struct engine__pass *p);           /* the routed FFN of one layer */
 
 /* ---- sample.c ---- */
 void engine__sample(struct engine__pass *p, struct step_out *out);

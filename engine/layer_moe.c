@@ -3,7 +3,8 @@
  * The FFN half of a layer. Routed: choose experts, group (row, slot) pairs by expert, then two waves over the
  * pool: gate + up + SwiGLU + quantise for all experts, then down for all experts. A dense FFN is the same with one
  * expert that takes every row with weight 1. Outputs stay pair-major; the next norm adds them to x in slot order,
- * so a row's sum never depends on which experts its neighbours chose. */
+ * so a row's sum never depends on which experts its neighbours chose, nor on the order in which a store hands them
+ * out (experts.c). */
 #include "engine/internal.h"
 #include "offload/trace.h"
 
@@ -80,12 +81,13 @@ static struct ffn_task ffn_task(const struct engine__pass *p, uint32_t task, uin
     const struct engine *en = p->en;
     const struct engine__layer *l = &en->layers[p->layer];
     const uint32_t n_strips = (n_columns + p->strip - 1) / p->strip;
-    const uint32_t expert = (uint32_t)en->s.active[task / n_strips], col0 = task % n_strips * p->strip;
+    const struct offload_item *given = p->given ? &p->given[task / n_strips] : NULL;
+    const uint32_t expert = given ? given->expert : (uint32_t)en->s.active[task / n_strips], col0 = task % n_strips * p->strip;
     return (struct ffn_task){
         .l = l,
-        .gate = engine__expert(&l->gate, expert),
-        .up = engine__expert(&l->up, expert),
-        .down = engine__expert(&l->down, expert),
+        .gate = given ? given->gate : engine__expert(&l->gate, expert),
+        .up = given ? given->up : engine__expert(&l->up, expert),
+        .down = given ? given->down : engine__expert(&l->down, expert),
         .col0 = col0,
         .col1 = col0 + p->strip < n_columns ? col0 + p->strip : n_columns,
         .pair0 = (uint32_t)en->s.first[expert],
@@ -151,6 +153,12 @@ static void run_wave(struct engine__pass *p, uint32_t n_columns, uint32_t most, 
     engine__run(p->en, p->n_active * ((n_columns + p->strip - 1) / p->strip), fn, p);
 }
 
+void engine__ffn_waves(struct engine__pass *p) {
+    const struct engine__layer *l = &p->en->layers[p->layer];
+    run_wave(p, l->gate.n_out, ENGINE__FFN_STRIP, gate_up_task);
+    run_wave(p, l->down.n_out, ENGINE__DOWN_STRIP, down_task);
+}
+
 void engine__ffn(struct engine__pass *p) {
     const struct engine__layer *l = &p->en->layers[p->layer];
     if (l->router.w) {
@@ -158,8 +166,11 @@ void engine__ffn(struct engine__pass *p) {
     } else {
         take_all_rows(p);
     }
-    run_wave(p, l->gate.n_out, ENGINE__FFN_STRIP, gate_up_task);
-    run_wave(p, l->down.n_out, ENGINE__DOWN_STRIP, down_task);
+    if (p->en->store && l->router.w) {
+        engine__experts_run(p);
+    } else {
+        engine__ffn_waves(p);
+    }
     p->pending = ENGINE__PENDING_FFN;
 }
 

@@ -78,6 +78,22 @@ static uint32_t logits_rows(const struct engine_opts *o) {
     return n ? (uint32_t)n : 1;
 }
 
+static void layout_experts(const struct engine_opts *o, struct engine__carver *c, struct engine__expert_scratch *x) {
+    const struct model_hparams *hp = model_hparams(o->model);
+    const uint64_t rows = ENGINE__GUESS_ROWS, n_experts = hp->n_experts, k = hp->n_experts_used;
+    x->wants = engine__carve(c, n_experts, sizeof *x->wants);
+    x->items = engine__carve(c, n_experts, sizeof *x->items);
+    x->list = engine__carve(c, n_experts, sizeof *x->list);
+    x->listed = engine__carve(c, n_experts, 1);
+    x->told = engine__carve(c, hp->n_layers * n_experts, 1);
+    x->x = engine__carve(c, rows * hp->n_embd, sizeof *x->x);
+    x->xq = engine__carve(c, rows * (hp->n_embd / 32), sizeof *x->xq);
+    x->logits = engine__carve(c, rows * n_experts, sizeof *x->logits);
+    x->ids = engine__carve(c, rows * k, sizeof *x->ids);
+    x->weights = engine__carve(c, k, sizeof *x->weights);
+    x->precision = engine__carve(c, k, sizeof *x->precision);
+}
+
 static void layout_scratch(const struct engine_opts *o, const struct engine__plan *pl, struct engine__carver *c,
                            struct engine__scratch *s) {
     const struct model_hparams *hp = model_hparams(o->model);
@@ -113,6 +129,10 @@ static void layout_scratch(const struct engine_opts *o, const struct engine__pla
     s->actq = engine__carve(c, f.act_q8 ? f.pairs_ff / 32 : 0, q8);
     s->down = engine__carve(c, f.pairs * hp->n_embd, f32);
     s->logits = engine__carve(c, (uint64_t)pl->logits_rows * hp->n_vocab, f32);
+    s->outcome = engine__carve(c, o->n_seqs, sizeof *s->outcome);
+    if (pl->stream) {
+        layout_experts(o, c, &s->ex);
+    }
     s->workers = engine__carve(c, (uint64_t)pool_n_threads(o->pool), pl->worker_bytes);
 }
 
@@ -143,8 +163,8 @@ bool engine__layout(const struct engine_opts *o, struct engine__plan *pl, struct
     en->inv_freq = engine__carve(&c, hp->rope_dim / 2, sizeof *en->inv_freq);
     c.used = (c.used + 4095) & ~UINT64_C(4095);
     pl->mem.scratch = c.used - pl->mem.kv;
-    engine__repack_plan(o, &pl->mem);
-    pl->mem.total = pl->mem.weights + c.used;
+    engine__repack_plan(o, pl->stream, &pl->mem);
+    pl->mem.total = pl->mem.weights + c.used + pl->mem.experts + pl->mem.slack;
     pl->mem.n_ctx = pl->n_ctx;
     pl->mem.kv_tokens = pl->n_pages * ENGINE__PAGE_TOKENS;
     return !c.overflow && c.used <= SIZE_MAX / 2;
@@ -180,11 +200,11 @@ static int check_opts(const struct engine_opts *o, struct err *e) {
     return ST_OK;
 }
 
-/* As many pages as the ceiling leaves, one smallest context at least. */
-static bool shrink(const struct engine_opts *o, struct engine__plan *pl) {
+/* As many pages as `ceiling` leaves beside the rest of the plan, one smallest context at least. */
+static bool shrink(const struct engine_opts *o, struct engine__plan *pl, uint64_t ceiling) {
     struct engine__kv_shape shape = kv_shape(o, pl);
     uint64_t per_page = (uint64_t)shape.n_layers * (shape.k_page_bytes + shape.v_page_bytes) + 8; /* 8: refs, free stack */
-    uint64_t drop = (pl->mem.total - o->ram_bytes + 4096) / per_page + 1; /* 4096: alignment of what follows */
+    uint64_t drop = (pl->mem.total - ceiling + 4096) / per_page + 1; /* 4096: alignment of what follows */
     uint32_t least = pages_for(o->n_ctx ? o->n_ctx : pl->n_ctx < ENGINE__MIN_CTX ? pl->n_ctx : ENGINE__MIN_CTX);
     pl->n_pages = pl->n_pages > drop && pl->n_pages - drop > least ? (uint32_t)(pl->n_pages - drop) : least;
     if (pl->n_ctx > pl->n_pages * ENGINE__PAGE_TOKENS) {
@@ -193,34 +213,118 @@ static bool shrink(const struct engine_opts *o, struct engine__plan *pl) {
     return count(o, pl);
 }
 
-int engine__plan_make(const struct engine_opts *o, struct engine__plan *pl, struct err *e) {
-    *pl = (struct engine__plan){ 0 };
-    int st = check_opts(o, e);
-    if (st) {
-        return st;
-    }
+/* The context and tokens that are wished for. */
+static bool start_plan(const struct engine_opts *o, struct engine__plan *pl, bool stream) {
     const uint64_t most = INT32_MAX - ENGINE__PAGE_TOKENS;
+    *pl = (struct engine__plan){ .stream = stream };
     pl->n_ctx = o->n_ctx ? o->n_ctx : model_hparams(o->model)->n_ctx_train;
     uint64_t tokens = o->kv_tokens ? o->kv_tokens : (uint64_t)o->n_running * pl->n_ctx;
     tokens = tokens > most ? most : tokens;
     pl->n_ctx = pl->n_ctx > tokens ? (uint32_t)tokens : pl->n_ctx;
     pl->n_pages = pages_for(tokens);
-    bool fits = count(o, pl);
+    return count(o, pl);
+}
+
+static int no_addresses(struct err *e) {
+    return err_set(e, ST_NOMEM, "memory plan does not fit this machine's addresses; lower context, kv-tokens or batch-tokens");
+}
+
+static int plan_resident(const struct engine_opts *o, struct engine__plan *pl, struct err *e) {
+    bool fits = start_plan(o, pl, false);
     if (fits && o->ram_bytes && pl->mem.total > o->ram_bytes && !o->kv_tokens) {
-        fits = shrink(o, pl);
+        fits = shrink(o, pl, o->ram_bytes);
     }
     if (!fits) {
-        return err_set(e, ST_NOMEM, "memory plan does not fit this machine's addresses; lower context, kv-tokens or batch-tokens");
+        return no_addresses(e);
     }
     if (o->ram_bytes && pl->mem.total > o->ram_bytes) {
         return err_set(e, ST_NOMEM,
                        "%llu bytes of memory are missing: weights %llu + KV %llu (%u tokens, context %u) + scratch %llu, but ram "
-                       "allows %llu; lower context, kv-tokens, max-running or batch-tokens, or raise ram",
+                       "allows %llu; lower context, kv-tokens, max-running or batch-tokens, or raise ram%s",
                        (unsigned long long)(pl->mem.total - o->ram_bytes), (unsigned long long)pl->mem.weights,
                        (unsigned long long)pl->mem.kv, pl->mem.kv_tokens, pl->n_ctx, (unsigned long long)pl->mem.scratch,
-                       (unsigned long long)o->ram_bytes);
+                       (unsigned long long)o->ram_bytes, model_hparams(o->model)->n_experts ? ", or let experts be streamed" : "");
     }
     return ST_OK;
+}
+
+/* What the experts take of the ceiling before an automatic KV cache may grow: three quarters of what both share, since a
+ * missing expert costs a read in every layer and a missing KV page only a wait. */
+static uint64_t experts_first(const struct engine_opts *o, const struct engine__plan *pl) {
+    const uint64_t others = pl->mem.weights + pl->mem.scratch + pl->mem.slack;
+    const uint64_t share = o->ram_bytes > others ? (o->ram_bytes - others) / 4 * 3 : 0;
+    uint64_t n = o->expert_bytes ? o->expert_bytes : share;
+    n = n < pl->mem.experts_min ? pl->mem.experts_min : n;
+    return n < pl->mem.experts_all ? n : pl->mem.experts_all;
+}
+
+static int refuse_stream(const struct engine_opts *o, const struct engine__plan *pl, uint64_t experts, struct err *e) {
+    if (experts < pl->mem.experts_min) {
+        return err_set(e, ST_NOMEM, "%llu bytes of memory are missing for experts: one layer's step needs %llu, expert-ram allows %llu; raise expert-ram",
+                       (unsigned long long)(pl->mem.experts_min - experts), (unsigned long long)pl->mem.experts_min, (unsigned long long)experts);
+    }
+    return err_set(e, ST_NOMEM,
+                   "%llu bytes of memory are missing: weights without experts %llu + KV %llu (%u tokens, context %u) + scratch %llu + "
+                   "program %llu + experts %llu (%llu would do), but ram allows %llu; lower context, kv-tokens, max-running, batch-tokens%s, or raise ram",
+                   (unsigned long long)(pl->mem.total - o->ram_bytes), (unsigned long long)pl->mem.weights, (unsigned long long)pl->mem.kv,
+                   pl->mem.kv_tokens, pl->n_ctx, (unsigned long long)pl->mem.scratch, (unsigned long long)pl->mem.slack,
+                   (unsigned long long)pl->mem.experts, (unsigned long long)pl->mem.experts_min, (unsigned long long)o->ram_bytes,
+                   o->expert_bytes ? " or expert-ram" : "");
+}
+
+static int plan_stream(const struct engine_opts *o, struct engine__plan *pl, struct err *e) {
+    if (!start_plan(o, pl, true)) {
+        return no_addresses(e);
+    }
+    pl->mem.slack = ENGINE__SLACK;
+    pl->mem.experts_min = offload_min_bytes(o->model, o->repack);
+    pl->mem.experts_all = offload_all_bytes(o->model, o->repack);
+    pl->mem.experts = o->ram_bytes ? experts_first(o, pl) : o->expert_bytes ? o->expert_bytes : pl->mem.experts_all;
+    bool fits = count(o, pl);
+    if (fits && o->ram_bytes && pl->mem.total > o->ram_bytes && !o->kv_tokens) {
+        fits = shrink(o, pl, o->ram_bytes);
+    }
+    if (!fits) {
+        return no_addresses(e);
+    }
+    if (o->expert_bytes && o->expert_bytes < pl->mem.experts_min) {
+        return refuse_stream(o, pl, o->expert_bytes, e);
+    }
+    if (!o->ram_bytes) {
+        return ST_OK;
+    }
+    if (!o->expert_bytes) { /* what is left, or less than the first share when KV of a fixed size needs more */
+        const uint64_t others = pl->mem.total - pl->mem.experts, left = o->ram_bytes > others ? o->ram_bytes - others : 0;
+        pl->mem.experts = left > pl->mem.experts_all ? pl->mem.experts_all : left < pl->mem.experts_min ? pl->mem.experts_min : left;
+        pl->mem.total = others + pl->mem.experts;
+    }
+    return pl->mem.total > o->ram_bytes ? refuse_stream(o, pl, pl->mem.experts, e) : ST_OK;
+}
+
+/* Resident experts are worth more than a long context that nobody asked for, but not any context. */
+static bool good_context(const struct engine_opts *o, const struct engine__plan *pl) {
+    const uint32_t wished = model_hparams(o->model)->n_ctx_train;
+    return o->n_ctx || pl->n_ctx >= (wished < ENGINE__GOOD_CTX ? wished : ENGINE__GOOD_CTX);
+}
+
+int engine__plan_make(const struct engine_opts *o, struct engine__plan *pl, struct err *e) {
+    const bool experts = model_hparams(o->model)->n_experts > 0;
+    *pl = (struct engine__plan){ 0 };
+    int st = check_opts(o, e);
+    if (st) {
+        return st;
+    }
+    if (experts && o->experts == ENGINE_EXPERTS_STREAM) {
+        return plan_stream(o, pl, e);
+    }
+    if (experts && o->experts == ENGINE_EXPERTS_AUTO && o->expert_bytes && o->expert_bytes < offload_all_bytes(o->model, o->repack)) {
+        return plan_stream(o, pl, e);
+    }
+    st = plan_resident(o, pl, e);
+    if (experts && o->experts == ENGINE_EXPERTS_AUTO && (st == ST_NOMEM || (!st && !good_context(o, pl)))) {
+        return plan_stream(o, pl, e);
+    }
+    return st;
 }
 
 int engine_plan_memory(const struct engine_opts *o, struct engine_memory *out, struct err *e) {

@@ -13,7 +13,7 @@
 #include "model/expert_bank.h"
 #include "model/gguf.h"
 
-enum { PER_LAYER = 7, RUN_BYTES = 1 << 20, PROGRESS_MS = 3000 };
+enum { PER_LAYER = 7, FIRST_FFN = 4, RUN_BYTES = 1 << 20, PROGRESS_MS = 3000 };
 
 /* Tensor i of those a product reads; NULL: this layer has none. */
 static const struct tensor *nth_tensor(const struct model *m, uint32_t i) {
@@ -51,12 +51,19 @@ static uint64_t room(const struct tensor *t) {
     return ((uint64_t)t->n_bytes + 63) & ~UINT64_C(63);
 }
 
-void engine__repack_plan(const struct engine_opts *o, struct engine_memory *mem) {
+/* Tensor i holds experts: with a store they are its business. */
+static bool is_expert(const struct model *m, uint32_t i) {
+    return i / PER_LAYER < model_hparams(m)->n_layers && i % PER_LAYER >= FIRST_FFN && model_layer(m, i / PER_LAYER)->router;
+}
+
+void engine__repack_plan(const struct engine_opts *o, bool stream, struct engine_memory *mem) {
     mem->repacked = 0;
-    mem->weights = engine__weights_bytes(o->model);
-    for (uint32_t i = 0; o->repack && i < n_tensors(o->model); i++) {
+    mem->weights = engine__weights_bytes(o->model, !stream);
+    for (uint32_t i = 0; i < n_tensors(o->model); i++) {
         const struct tensor *t = nth_tensor(o->model, i);
-        if (fits(t)) {
+        if (stream && is_expert(o->model, i)) {
+            mem->weights -= t->data ? t->n_bytes : 0; /* those of a packed model are no tensors of the file */
+        } else if (o->repack && fits(t)) {
             mem->repacked += room(t); /* tensors lie side by side in files: no overflow */
             mem->weights += room(t) - t->n_bytes;
         }
@@ -120,7 +127,7 @@ static uint32_t place(struct engine *en, struct repack *r) {
     uint32_t n_tasks = 0;
     for (uint32_t i = 0; i < n_tensors(en->o.model); i++) {
         const struct tensor *t = nth_tensor(en->o.model, i);
-        if (!fits(t)) {
+        if (!fits(t) || (en->plan.stream && is_expert(en->o.model, i))) {
             continue;
         }
         struct item *it = &r->items[r->n_items++];
@@ -147,9 +154,19 @@ static bool moved(const struct repack *r, const struct tensor *t) {
     return false;
 }
 
+static bool holds_experts(const struct model *m, const struct tensor *t) {
+    for (uint32_t i = 0; i < n_tensors(m); i++) {
+        if (nth_tensor(m, i) == t) {
+            return is_expert(m, i);
+        }
+    }
+    return false;
+}
+
 /* Lets the file go where it was copied, pages on the seams of runs too, which a neighbour may have brought back, and
- * brings in the rest, so that no first use is a page fault. */
+ * brings in the rest, so that no first use is a page fault. Experts that the store reads are left alone. */
 static void settle_file(const struct engine *en, const struct repack *r) {
+    const bool stream = en->plan.stream;
     for (uint64_t i = 0; i < gguf_n_tensors(r->file); i++) {
         const struct tensor *t = gguf_tensor(r->file, i);
         if (moved(r, t)) {
@@ -158,19 +175,22 @@ static void settle_file(const struct engine *en, const struct repack *r) {
     }
     for (uint64_t i = 0; i < gguf_n_tensors(r->file); i++) {
         const struct tensor *t = gguf_tensor(r->file, i);
-        if (!moved(r, t)) {
+        if (!moved(r, t) && !(stream && holds_experts(en->o.model, t))) {
             gguf_fetch(r->file, t, 0, t->n_bytes);
         }
     }
-    if (expert_bank_is_packed(en->o.model)) {
+    if (expert_bank_is_packed(en->o.model) && !stream) {
         expert_bank_prefault(en->o.model);
     }
 }
 
 int engine__repack(struct engine *en, struct err *e) {
     struct repack r = { .file = model_gguf(en->o.model), .start_ns = clock_mono_ns() };
-    if (!en->o.repack) {
+    if (!en->o.repack && !en->plan.stream) {
         return ST_OK;
+    }
+    if (en->plan.stream) {
+        gguf_no_readahead(r.file);
     }
     if (!en->plan.mem.repacked) {
         settle_file(en, &r);

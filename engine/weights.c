@@ -88,13 +88,13 @@ int engine__weights_bind(const struct engine_opts *o, struct engine__layer *laye
     return ST_OK;
 }
 
-uint64_t engine__weights_bytes(const struct model *m) {
+uint64_t engine__weights_bytes(const struct model *m, bool records) {
     const struct gguf *g = model_gguf(m);
     uint64_t sum = 0;
     for (uint64_t i = 0; i < gguf_n_tensors(g); i++) {
         sum += gguf_tensor(g, i)->n_bytes; /* each lies inside its file: no overflow */
     }
-    if (expert_bank_is_packed(m)) {
+    if (records && expert_bank_is_packed(m)) {
         struct expert_pack_info p;
         expert_pack_info(m, &p);
         sum += p.records_bytes;

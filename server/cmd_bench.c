@@ -273,7 +273,7 @@ static int prefill(struct bench *b, seq_id seq, uint32_t n) {
         struct batch_item it = {
             .seq = seq, .pos = pos, .n_tokens = chunk, .tokens = b->tokens + pos, .sample = pos + chunk == n, .params = &GREEDY, .next_token = -1,
         };
-        st = engine_ops()->step(b->engine, &(struct batch){ &it, 1, chunk }, &(struct step_out){ b->sampled });
+        st = engine_ops()->step(b->engine, &(struct batch){ &it, 1, chunk }, &(struct step_out){ .sampled = b->sampled });
     }
     return st;
 }
@@ -285,7 +285,7 @@ static int decode_step(struct bench *b, uint32_t n_seqs, uint32_t pos) {
             .seq = s, .pos = pos, .n_tokens = 1, .tokens = &b->tokens[s], .sample = true, .params = &GREEDY, .next_token = -1,
         };
     }
-    return engine_ops()->step(b->engine, &(struct batch){ b->items, n_seqs, n_seqs }, &(struct step_out){ b->sampled });
+    return engine_ops()->step(b->engine, &(struct batch){ b->items, n_seqs, n_seqs }, &(struct step_out){ .sampled = b->sampled });
 }
 
 static int run_prefill(struct bench *b, struct bench_result *r, uint32_t repeat) {

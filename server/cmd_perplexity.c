@@ -158,7 +158,7 @@ static int run_window(struct ppl *p, const int32_t *ids, uint32_t n, uint32_t ma
         bool last = pos + chunk == n;
         struct batch_item it = { .pos = pos, .n_tokens = chunk, .tokens = ids + pos, .prompt_logprobs = p->logprobs,
                                  .next_token = last ? -1 : ids[pos + chunk] };
-        st = ops->step(p->engine, &(struct batch){ &it, 1, chunk }, &(struct step_out){ NULL });
+        st = ops->step(p->engine, &(struct batch){ &it, 1, chunk }, &(struct step_out){ .sampled = NULL });
         for (uint32_t i = 0; !st && i < chunk - last; i++) {
             *nll -= (double)p->logprobs[i].logprob;
         }

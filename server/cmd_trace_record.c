@@ -132,7 +132,7 @@ static int step(struct record *r, uint32_t pos, uint32_t n) {
         .n_history = pos + n, .n_prompt = r->n_prompt, .counter = pos + n - r->n_prompt, .next_token = -1,
     };
     struct kern_sampled drawn = { 0 };
-    int st = engine_ops()->step(r->engine, &(struct batch){ &it, 1, n }, &(struct step_out){ &drawn });
+    int st = engine_ops()->step(r->engine, &(struct batch){ &it, 1, n }, &(struct step_out){ .sampled = &drawn });
     if (!st && it.sample && pos + n == r->n_ids) {
         r->ids[r->n_ids++] = drawn.id;
     }

@@ -18,7 +18,7 @@ static const struct tiny_model MODEL = {
 
 struct rig { struct model *model; struct pool *pool; struct engine_opts o; };
 
-static int rig_open(struct rig *r) {
+static int rig_open(struct rig *r) { /* a store opens the file again: rig_close unlinks it */
     char path[64];
     struct pool_opts po = { .n_threads = 2 };
     *r = (struct rig){ 0 };
@@ -26,7 +26,6 @@ static int rig_open(struct rig *r) {
         return -1;
     }
     int st = model_open(&r->model, path, NULL);
-    unlink(path);
     if (st || pool_open(&r->pool, &po, NULL)) {
         return -1;
     }
@@ -38,6 +37,7 @@ static int rig_open(struct rig *r) {
 
 static void rig_close(struct rig *r) {
     pool_close(r->pool);
+    unlink(gguf_file_path(model_gguf(r->model), 0));
     model_close(r->model);
 }
 
@@ -129,6 +129,90 @@ TEST(too_small_a_ceiling_says_what_is_missing) {
     CHECK(engine_plan_memory(&r.o, &m, &e) == 0 && m.kv_tokens == 1 << 30);
     r.o.ram_bytes = 1 << 30;
     CHECK(engine_plan_memory(&r.o, &m, &e) == ST_NOMEM);
+    rig_close(&r);
+}
+
+/* Streamed experts: the ceiling holds for everything, the store's budget is what is left, and what open maps is the plan. */
+TEST(streamed_experts_take_what_is_left) {
+    struct rig r;
+    struct engine *en;
+    struct engine_memory whole, m;
+    struct mem_stats before, after;
+    struct offload_stats st;
+    CHECK(rig_open(&r) == 0);
+    r.o.n_ctx = 256;
+    r.o.kv_tokens = 1024;
+    r.o.repack = true;
+    CHECK(engine_plan_memory(&r.o, &whole, NULL) == 0);
+    r.o.experts = ENGINE_EXPERTS_STREAM;
+    CHECK(engine_plan_memory(&r.o, &m, NULL) == 0); /* without a ceiling: all of them */
+    CHECK(m.experts == m.experts_all && m.experts_min < m.experts_all);
+    CHECK(m.weights < whole.weights && whole.weights - m.weights < m.experts_all);
+    r.o.ram_bytes = m.total - m.experts + m.experts_min + 5000;
+    CHECK(engine_plan_memory(&r.o, &m, NULL) == 0);
+    CHECK(m.experts == m.experts_min + 5000 && m.total == r.o.ram_bytes);
+    CHECK(m.total == m.weights + m.kv + m.scratch + m.experts + m.slack);
+    mem_stats(&before);
+    CHECK(engine_open(&en, &r.o, NULL) == 0);
+    mem_stats(&after);
+    CHECK(after.mapped_bytes - before.mapped_bytes <= m.repacked + m.kv + m.scratch + m.experts);
+    CHECK(engine_ops()->experts(en, &st) && st.budget_bytes == m.experts && st.slot_bytes <= m.experts);
+    engine_close(en);
+    mem_stats(&after);
+    CHECK(after.mapped_bytes == before.mapped_bytes && after.n_live == before.n_live);
+    rig_close(&r);
+}
+
+TEST(auto_streams_only_what_does_not_fit) {
+    struct rig r;
+    struct engine_memory resident, m;
+    CHECK(rig_open(&r) == 0);
+    r.o.experts = ENGINE_EXPERTS_AUTO;
+    CHECK(engine_plan_memory(&r.o, &resident, NULL) == 0 && resident.experts == 0);
+    r.o.ram_bytes = resident.total;
+    CHECK(engine_plan_memory(&r.o, &m, NULL) == 0 && m.experts == 0 && m.n_ctx == resident.n_ctx);
+    r.o.expert_bytes = 4 * resident.weights; /* more than there are: no reason to stream */
+    CHECK(engine_plan_memory(&r.o, &m, NULL) == 0 && m.experts == 0);
+    r.o.ram_bytes = 0;
+    r.o.expert_bytes = offload_min_bytes(r.model, false);
+    CHECK(engine_plan_memory(&r.o, &m, NULL) == 0 && m.experts == r.o.expert_bytes);
+    r.o.experts = ENGINE_EXPERTS_RESIDENT;
+    CHECK(engine_plan_memory(&r.o, &m, NULL) == 0 && m.experts == 0);
+    rig_close(&r);
+}
+
+/* An automatic KV cache gives way to the experts, but for a quarter of what both share. */
+TEST(kv_and_experts_share) {
+    struct rig r;
+    struct engine_memory m;
+    CHECK(rig_open(&r) == 0);
+    r.o.experts = ENGINE_EXPERTS_STREAM;
+    CHECK(engine_plan_memory(&r.o, &m, NULL) == 0);
+    const uint64_t fixed = m.weights + m.scratch + m.slack, least = m.experts_min;
+    for (uint64_t share = 4 * least; share < m.experts_all * 2; share += least) {
+        r.o.ram_bytes = fixed + share;
+        CHECK(engine_plan_memory(&r.o, &m, NULL) == 0);
+        CHECK(m.total <= r.o.ram_bytes && (m.experts >= share / 4 * 3 || m.experts == m.experts_all));
+        CHECK(m.n_ctx >= 128);
+    }
+    rig_close(&r);
+}
+
+TEST(too_few_bytes_for_experts_says_what_is_missing) {
+    struct rig r;
+    struct engine_memory m;
+    struct err e;
+    CHECK(rig_open(&r) == 0);
+    r.o.experts = ENGINE_EXPERTS_STREAM;
+    r.o.expert_bytes = 100;
+    CHECK(engine_plan_memory(&r.o, &m, &e) == ST_NOMEM);
+    CHECKF(strstr(e.text, "missing for experts") && strstr(e.text, "expert-ram"), "%s", e.text);
+    r.o.expert_bytes = 0;
+    r.o.ram_bytes = m.slack + 1000;
+    CHECK(engine_plan_memory(&r.o, &m, &e) == ST_NOMEM);
+    CHECKF(strstr(e.text, "bytes of memory are missing") && strstr(e.text, "raise ram"), "%s", e.text);
+    r.o.ram_bytes = m.total; /* what the message asks for is enough */
+    CHECK(engine_plan_memory(&r.o, &m, &e) == 0 && m.experts >= m.experts_min);
     rig_close(&r);
 }
 
@@ -262,13 +346,13 @@ TEST(bad_batches_change_nothing) {
         CHECKF(ops->step(en, &b, &(struct step_out){ .sampled = out }) == ST_INVALID, "case %d", i);
     }
     struct batch_item twice[2] = { good, good };
-    CHECK(ops->step(en, &(struct batch){ twice, 2, 6 }, &(struct step_out){ out }) == ST_INVALID);
-    CHECK(ops->step(en, &(struct batch){ &good, 1, 4 }, &(struct step_out){ out }) == ST_INVALID); /* wrong sum */
-    CHECK(ops->step(en, &(struct batch){ 0 }, &(struct step_out){ out }) == 0);                   /* empty is fine */
+    CHECK(ops->step(en, &(struct batch){ twice, 2, 6 }, &(struct step_out){ .sampled = out }) == ST_INVALID);
+    CHECK(ops->step(en, &(struct batch){ &good, 1, 4 }, &(struct step_out){ .sampled = out }) == ST_INVALID); /* wrong sum */
+    CHECK(ops->step(en, &(struct batch){ 0 }, &(struct step_out){ .sampled = out }) == 0);                   /* empty is fine */
     struct batch_item it = good;
     it.sample = true;
     it.params = &greedy;
-    CHECK(ops->step(en, &(struct batch){ &it, 1, 3 }, &(struct step_out){ out }) == 0);
+    CHECK(ops->step(en, &(struct batch){ &it, 1, 3 }, &(struct step_out){ .sampled = out }) == 0);
     engine_close(en);
     rig_close(&r);
 }
@@ -278,6 +362,10 @@ int main(void) {
     RUN(plan_counts_repacked_weights);
     RUN(ceiling_shrinks_what_is_automatic);
     RUN(too_small_a_ceiling_says_what_is_missing);
+    RUN(streamed_experts_take_what_is_left);
+    RUN(auto_streams_only_what_does_not_fit);
+    RUN(kv_and_experts_share);
+    RUN(too_few_bytes_for_experts_says_what_is_missing);
     RUN(bad_options);
     RUN(failed_open_leaks_nothing);
     RUN(steps_allocate_nothing);
