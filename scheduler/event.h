@@ -24,7 +24,7 @@ struct event {
     uint8_t type;    /* enum event_type    */
     uint8_t finish;  /* enum finish_reason */
     int16_t status;  /* enum status when finish is FINISH_ERROR */
-    uint64_t pad;
+    uint32_t layer, expert; /* status ST_IO: what cannot be read */
 };
 
 _Static_assert(sizeof(struct event) == 32, "events are 32-byte values");

@@ -185,10 +185,11 @@ struct sched {
     uint64_t turn;                  /* steps so far                                                        */
     uint64_t lru_clock;             /* last_used of cached sequences                                       */
     bool event_pushed;              /* since the last notify                                               */
-    struct batch_want *wants;       /* [max_running] scratch of one step, as the next three                */
+    struct batch_want *wants;       /* [max_running] scratch of one step, as the next four                 */
     struct batch_item *items;
     struct seq **item_seqs;
     struct kern_sampled *sampled;
+    struct step_item *outcome;
 };
 
 /* slots.c: who has KV. A broken promise of the engine sets s->failed; the loop looks after every call. */

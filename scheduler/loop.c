@@ -37,12 +37,16 @@ static bool has_room(const struct sched *s) {
     return s->events.cap - spsc_used(&s->events) >= 2 * s->o.max_running + s->max_live;
 }
 
+static void push_done_event(struct sched *s, struct seq *q, const struct event *ev) {
+    metrics__done(&s->m, (enum finish_reason)ev->finish);
+    q->request = NULL; /* L frees it as soon as it sees the event */
+    emit(s, ev);
+}
+
 static void push_done(struct sched *s, struct seq *q, enum finish_reason why, int status) {
     struct event ev = {.request = q->request, .type = EVENT_DONE, .finish = (uint8_t)why, .status = (int16_t)status};
 
-    metrics__done(&s->m, why);
-    q->request = NULL; /* L frees it as soon as it sees the event */
-    emit(s, &ev);
+    push_done_event(s, q, &ev);
 }
 
 static void end_active(struct sched *s, struct seq *q, enum finish_reason why, int status) {
@@ -166,8 +170,31 @@ static enum finish_reason advance(struct sched *s, struct seq *q, uint32_t n_com
     return why;
 }
 
+/* An expert that q needs cannot be read. What it has in KV is right as far as it goes, but nobody shall start from it. */
+static void fail_seq(struct sched *s, struct seq *q, const struct step_item *outcome) {
+    struct event ev = {
+        .request = q->request,
+        .type = EVENT_DONE,
+        .finish = FINISH_ERROR,
+        .status = (int16_t)outcome->status,
+        .layer = outcome->layer,
+        .expert = outcome->expert,
+    };
+
+    push_done_event(s, q, &ev);
+    prefix__withdraw(q);
+    slots__retire(s, q);
+}
+
+static void count_experts(struct request *r, const struct step_experts *x) {
+    metrics__add(&r->experts.hits, x->hits);
+    metrics__add(&r->experts.misses, x->misses);
+    metrics__add(&r->experts.load_bytes, x->load_bytes);
+    metrics__add(&r->experts.stall_ns, x->stall_ns);
+}
+
 static void run_step(struct sched *s, const struct batch *b) {
-    struct step_out out = {.sampled = s->sampled};
+    struct step_out out = {.sampled = s->sampled, .items = s->outcome};
     uint64_t start_ns = clock_mono_ns();
     int status = s->o.ops->step(s->o.engine, b, &out);
 
@@ -180,8 +207,14 @@ static void run_step(struct sched *s, const struct batch *b) {
     }
     for (uint32_t i = 0; i < b->n_items; i++) {
         struct seq *q = s->item_seqs[i];
-        enum finish_reason why = advance(s, q, b->items[i].n_tokens, &s->sampled[i]);
+        enum finish_reason why;
 
+        count_experts(q->request, &out.experts);
+        if (s->outcome[i].status != ST_OK) {
+            fail_seq(s, q, &s->outcome[i]);
+            continue;
+        }
+        why = advance(s, q, b->items[i].n_tokens, &s->sampled[i]);
         if (why != FINISH_NONE)
             end_active(s, q, why, q->filter_status);
     }

@@ -34,6 +34,10 @@ struct request {
 
     atomic_bool cancel;           /* set by sched_cancel on L, read by E; false at submit                */
 
+    /* What the expert store did in the steps this request was part of, other requests of the step included. E adds with
+     * relaxed stores, L may read at any time; 0 at submit. */
+    struct request_experts { _Atomic uint64_t hits, misses, load_bytes, stall_ns; } experts;
+
     /* E's own */
     struct seq *seq;
 };

@@ -37,7 +37,8 @@ static int alloc_parts(struct sched *s) {
     s->items = mem_zalloc(n, sizeof *s->items);
     s->item_seqs = mem_zalloc(n, sizeof(struct seq *));
     s->sampled = mem_zalloc(n, sizeof *s->sampled);
-    if (!s->slots || !s->active || !s->wants || !s->items || !s->item_seqs || !s->sampled)
+    s->outcome = mem_zalloc(n, sizeof *s->outcome);
+    if (!s->slots || !s->active || !s->wants || !s->items || !s->item_seqs || !s->sampled || !s->outcome)
         return ST_NOMEM;
     if (spsc_init(&s->submits, s->max_live, sizeof(struct request *)) != ST_OK ||
         spsc_init(&s->events, n * EVENTS_PER_SEQ + s->max_live, sizeof(struct event)) != ST_OK ||
@@ -52,6 +53,7 @@ static void free_parts(struct sched *s) {
     queue__clear(&s->queue);
     spsc_clear(&s->events);
     spsc_clear(&s->submits);
+    mem_free(s->outcome);
     mem_free(s->sampled);
     mem_free(s->item_seqs);
     mem_free(s->items);

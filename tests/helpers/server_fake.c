@@ -4,7 +4,8 @@
  * (tests/unit/fake_tokenizer.h): for tests that need exact timing, a failing engine, or more clients than a model on a
  * test machine can feed. Tokens are drawn from the whole vocabulary, so texts are full of cut UTF-8 and control tokens.
  *
- * Usage: server_fake [step-us=N] [fail-at=N] [eos-every=N] [ctx=N] [pages=N] -- FLAGS OF moed serve
+ * Usage: server_fake [step-us=N] [fail-at=N] [eos-every=N] [ctx=N] [pages=N] [unreadable-at=N] -- FLAGS OF moed serve
+ * unreadable-at: prompts of 64 tokens and more fail at output token N, as if an expert could not be read.
  * Prints "listening on URL", and at the end what is left: "at the end: P pages in use, B blocks live".
  * Exit status 0 after a drain, 1 when cut short or the engine failed, 3 when the engine contract was broken. */
 #include <stdio.h>
@@ -22,6 +23,10 @@ extern char **environ;
 
 enum { PAGE_TOKENS = 16 };
 
+static bool fails(void *ctx, const struct batch_item *it) {
+    return it->n_prompt >= 64 && it->sample && it->counter == (uintptr_t)ctx;
+}
+
 /* name=value before "--"; returns the index of the first flag of moed. */
 static int own_options(int argc, char **argv, struct fake_opts *o) {
     int i = 1;
@@ -34,6 +39,7 @@ static int own_options(int argc, char **argv, struct fake_opts *o) {
         else if (n == 9 && memcmp(argv[i], "eos-every", n) == 0) o->eos_every = (uint32_t)v;
         else if (n == 3 && memcmp(argv[i], "ctx", n) == 0) o->info.n_ctx = (uint32_t)v;
         else if (n == 5 && memcmp(argv[i], "pages", n) == 0) o->info.n_pages = (uint32_t)v;
+        else if (n == 13 && memcmp(argv[i], "unreadable-at", n) == 0) o->fails = fails, o->fails_ctx = (void *)(uintptr_t)v;
         else return -1;
     }
     return i;

@@ -24,6 +24,9 @@ struct fake_opts {
     uint32_t eos_every;
     uint32_t step_us;       /* artificial duration of a step                                            */
     uint64_t fail_at_step;  /* this step (from 1) fails; 0 = none                                       */
+    bool (*fails)(void *ctx, const struct batch_item *it); /* NULL, or this item fails: an expert cannot be read; on E */
+    void *fails_ctx;
+    struct step_experts experts; /* what every step says of the expert store */
     void (*on_step)(void *ctx, const struct batch *b); /* NULL, or sees every valid batch, on thread E  */
     void *on_step_ctx;
 };
@@ -191,6 +194,15 @@ static inline int fake_run_item(struct fake_engine *f, const struct batch_item *
     return ST_OK;
 }
 
+enum { FAKE_LAYER = 3, FAKE_EXPERT = 7 }; /* what a failing item names */
+
+/* A failed item leaves the KV as it was. */
+static inline struct step_item fake_outcome(const struct fake_engine *f, const struct batch_item *it) {
+    if (!f->o.fails || !f->o.fails(f->o.fails_ctx, it))
+        return (struct step_item){0};
+    return (struct step_item){.status = ST_IO, .layer = FAKE_LAYER, .expert = FAKE_EXPERT};
+}
+
 static inline int fake_step(void *self, const struct batch *b, struct step_out *out) {
     struct fake_engine *f = self;
     uint32_t n_tokens = 0;
@@ -208,8 +220,12 @@ static inline int fake_step(void *self, const struct batch *b, struct step_out *
     if (status == ST_OK && (n_tokens != b->n_tokens || n_tokens > f->o.info.max_batch_tokens))
         status = fake_violation(f, "batch of %u tokens says %u, at most %u", n_tokens, b->n_tokens,
                                 f->o.info.max_batch_tokens);
-    for (uint32_t i = 0; i < b->n_items && status == ST_OK; i++)
-        status = fake_run_item(f, &b->items[i], &out->sampled[i]);
+    for (uint32_t i = 0; i < b->n_items && status == ST_OK; i++) {
+        out->items[i] = fake_outcome(f, &b->items[i]);
+        if (out->items[i].status == ST_OK)
+            status = fake_run_item(f, &b->items[i], &out->sampled[i]);
+    }
+    out->experts = f->o.experts;
     for (uint32_t i = 0; i < f->o.info.n_seqs; i++)
         f->seqs[i].in_batch = false;
     atomic_fetch_add(&f->n_tokens, n_tokens);

@@ -364,6 +364,83 @@ TEST(stats_from_another_thread) {
     RIG_CLOSE(g);
 }
 
+/* ---- an expert that cannot be read ---- */
+
+static bool third_token_fails(void *ctx, const struct batch_item *it) {
+    (void)ctx;
+    return it->n_prompt == 40 && it->sample && it->counter == 2;
+}
+
+static void keep_error(struct client *c, const struct event *ev) {
+    if (ev->type == EVENT_DONE && ev->finish == FINISH_ERROR)
+        *(struct event *)c->ctx = *ev;
+}
+
+/* The greedy answer when nothing goes wrong. */
+static void expect_answer(struct job *j, const struct fake_opts *o) {
+    int32_t text[LONG];
+    struct kern_sampled drawn;
+
+    memcpy(text, j->prompt, j->r.n_prompt * sizeof *text);
+    j->n_want = j->r.max_tokens;
+    j->want = calloc(j->n_want, sizeof *j->want);
+    j->want_finish = FINISH_LENGTH;
+    for (uint32_t i = 0; i < j->n_want; i++) {
+        fake_draw(o, text, j->r.n_prompt + i, &j->r.sample, i, &drawn);
+        text[j->r.n_prompt + i] = j->want[i] = drawn.id;
+    }
+}
+
+/* Ends the one request with what it needs to know; the others get their whole answer, and nobody starts from its KV. */
+TEST(unreadable_expert_ends_one_request) {
+    struct rig *g = rig_new();
+    struct job *bad, *good[3], *again;
+    struct event last = {0};
+
+    g->fo.fails = third_token_fails;
+    rig_open(g);
+    gate_shut(g);
+    bad = prompt_job(1, 40, 50);
+    CHECK(client_submit(g->c, bad) == ST_OK);
+    for (uint32_t i = 0; i < 3; i++) {
+        good[i] = prompt_job(2 + i, 20 + i, 30);
+        expect_answer(good[i], &g->fo);
+        CHECK(client_submit(g->c, good[i]) == ST_OK);
+    }
+    g->c->on_event = keep_error;
+    g->c->ctx = &last;
+    gate_open(g);
+    CHECK(client_drain(g->c));
+    CHECK(bad->finish == FINISH_ERROR && bad->status == ST_IO && bad->n_got == 2);
+    CHECK(last.layer == FAKE_LAYER && last.expert == FAKE_EXPERT);
+    CHECK(stats_of(g).n_failed == 1 && !stats_of(g).engine_failed && stats_of(g).n_finished_length == 3);
+    again = prompt_job(1, 40, 2); /* the same prompt, ended before the failure */
+    CHECK(client_submit(g->c, again) == ST_OK);
+    CHECK(client_drain(g->c));
+    CHECK(again->finish == FINISH_LENGTH && again->cached == 0);
+    job_free(bad);
+    job_free(again);
+    for (uint32_t i = 0; i < 3; i++)
+        job_free(good[i]);
+    RIG_CLOSE(g);
+}
+
+/* A request adds up what the store did in its steps, prompt included. */
+TEST(experts_are_counted_per_request) {
+    struct rig *g = rig_new();
+    struct job *j = prompt_job(1, 100, 5);
+
+    g->fo.experts = (struct step_experts){.hits = 3, .misses = 2, .load_bytes = 1000, .stall_ns = 7};
+    rig_open(g);
+    CHECK(client_submit(g->c, j) == ST_OK);
+    CHECK(client_drain(g->c));
+    uint64_t n = stats_of(g).n_steps; /* two of prefill, four of decode */
+    CHECK(n == 6 && j->r.experts.hits == 3 * n && j->r.experts.misses == 2 * n);
+    CHECK(j->r.experts.load_bytes == 1000 * n && j->r.experts.stall_ns == 7 * n);
+    job_free(j);
+    RIG_CLOSE(g);
+}
+
 int main(void) {
     RUN(long_prefill_does_not_stop_decode);
     RUN(decode_that_fills_the_budget_does_not_stop_prefill);
@@ -377,5 +454,7 @@ int main(void) {
     RUN(out_of_memory_is_an_error);
     RUN(bad_options_are_named);
     RUN(stats_from_another_thread);
+    RUN(unreadable_expert_ends_one_request);
+    RUN(experts_are_counted_per_request);
     return test_failed_;
 }
