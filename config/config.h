@@ -37,6 +37,12 @@ struct config {
     uint32_t kv_tokens;           /* tokens in the whole KV cache; 0 = max_running * context, at most what fits */
     char *kv_type;                /* f16 | bf16 | f32 | q8                                             */
     uint64_t ram_bytes;           /* ceiling for everything; 0 = what is free now minus a margin       */
+    char *experts;                /* auto | resident | stream                                          */
+    uint64_t expert_bytes;        /* memory for streamed experts; 0 = what ram leaves                  */
+    char *expert_policy;          /* auto | lru | lfu | lfru                                           */
+    bool expert_prefetch;
+    char *expert_io;              /* auto | uring | threads                                            */
+    char *expert_heat;            /* file of learned heat; "" = none                                   */
     bool repack;                  /* weights in the kernels' layout in memory of their own, not in the mapped file */
     /* cpu */
     uint32_t threads;             /* 0 = physical cores this process may use                           */
@@ -47,6 +53,7 @@ struct config {
     uint32_t drain_timeout_ms;    /* SIGTERM: running requests get this long                           */
     char *log_level;              /* error | warn | info | debug                                       */
     char *log_format;             /* text | json                                                       */
+    char *admin;                  /* auto | on | off: routes that change the running server            */
     bool warmup;
 
     uint8_t origin[64];           /* config's own: who set option i last, for config_dump              */
@@ -59,6 +66,7 @@ enum config_action { CONFIG_RUN, CONFIG_CHECK, CONFIG_DUMP, CONFIG_REFERENCE, CO
  * environ is borrowed. Errors name file:line, variable or flag, the value, and what was expected. */
 int config_load(struct config *c, int argc, char **argv, char **environ_, enum config_action *action, struct err *e);
 void config_clear(struct config *c);
+bool config_parse_bytes(const char *s, uint64_t *out); /* "12g", as options of bytes are written */
 
 void config_dump(const struct config *c, FILE *out);  /* every option with its value and where it came from, in file syntax */
 void config_reference(FILE *out);                     /* the text of moed.conf: every option, documented, default commented out */

@@ -65,7 +65,25 @@ const struct option config__options[] = {
       "f32 doubles the memory and is for comparisons; bf16 has less precision than f16. q8 (8-bit integers, one scale per\n"
       "row of a head) takes about half the memory of f16 and is faster in long contexts, for a small loss of accuracy.\n" },
     { "ram", 0, OPTION_BYTES, FIELD(ram_bytes), 0, 1ull << 50, NULL, "0", NULL, "ceiling for weights, KV and scratch (0 = automatic)",
-      "0 takes what is free at start (the container's limit respected) minus a safety margin, and says so in the log.\n" },
+      "0 takes what is free at start (the container's limit respected) minus a safety margin, and says so in the log. A model\n"
+      "that does not fit is served all the same, see experts.\n" },
+    { "experts", 0, OPTION_ENUM, FIELD(experts), 0, 0, "auto|resident|stream", "auto", NULL, "where expert weights live",
+      "resident: all in memory. stream: in memory as far as expert-ram goes, the others are read from the file when a token\n"
+      "needs them, past the page cache. auto: resident if ram suffices for them and a context of 4096 tokens, else stream.\n"
+      "The answers are the same; the speed of a streamed model is that of the disk, the fewer experts fit the more.\n" },
+    { "expert-ram", 0, OPTION_BYTES, FIELD(expert_bytes), 0, 1ull << 50, NULL, "0", NULL, "memory for streamed experts (0 = what ram leaves)",
+      "0 takes what dense weights, KV cache and scratch leave of ram. An automatic KV cache leaves experts three quarters of what\n"
+      "both share. With experts auto a number here that does not hold them all means stream.\n" },
+    { "expert-policy", 0, OPTION_ENUM, FIELD(expert_policy), 0, 0, "auto|lru|lfu|lfru", "auto", NULL, "which streamed expert gives way",
+      "lru: the one not used for longest. lfu: the one used least, old uses counting less. lfru: both. auto: lfru when less than\n"
+      "a fifth of the experts fit, else lru.\n" },
+    { "expert-prefetch", 0, OPTION_BOOL, FIELD(expert_prefetch), 0, 0, NULL, "on", NULL, "read streamed experts before they are asked for",
+      "The next layer's router is tried on the present state, and an idle disk fills empty memory. Never delays a read that\n"
+      "is waited for. /metrics says how much of it was of use.\n" },
+    { "expert-io", 0, OPTION_ENUM, FIELD(expert_io), 0, 0, "auto|uring|threads", "auto", NULL, "how streamed experts are read",
+      "auto takes io_uring where the kernel allows it (containers often do not), else threads.\n" },
+    { "expert-heat", 0, OPTION_STRING, FIELD(expert_heat), 0, 0, NULL, "", NULL, "file that remembers which experts are hot",
+      "Read at start, so that memory is filled with the right experts at once, and written at the end. Empty: nothing is kept.\n" },
     { "repack", 0, OPTION_BOOL, FIELD(repack), 0, 0, NULL, "on", NULL, "copy weights into the kernels' layout at start",
       "Faster, above all in decoding; the copy replaces the file's pages in memory, the answers are the same. off reads the\n"
       "weights where they lie in the file: for a model larger than memory, or to share it between processes.\n" },
@@ -88,6 +106,8 @@ const struct option config__options[] = {
     { "drain-timeout", 0, OPTION_MS, FIELD(drain_timeout_ms), 0, 86400000, NULL, "30s", "Process", "time running requests get after SIGTERM",
       "After SIGTERM or SIGINT new requests are refused with 503 and /health turns 503; running ones may finish for this\n"
       "long. A second signal stops at once.\n" },
+    { "admin", 0, OPTION_ENUM, FIELD(admin), 0, 0, "auto|on|off", "auto", NULL, "serve /admin routes",
+      "They show and change the running server and ask for no password. auto: only when host is a loopback address.\n" },
     { "log-level", 0, OPTION_ENUM, FIELD(log_level), 0, 0, "error|warn|info|debug", "info", NULL, "how much to log",
       "Logs go to standard error. Prompts and outputs are never logged.\n" },
     { "log-format", 0, OPTION_ENUM, FIELD(log_format), 0, 0, "text|json", "text", NULL, "log line format",

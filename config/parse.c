@@ -58,12 +58,17 @@ static bool parse_number(const char *s, const struct unit *units, uint64_t *out)
     return false;
 }
 
+static const struct unit BYTES[] = { { "", 1 }, { "b", 1 }, { "k", 1 << 10 }, { "kb", 1 << 10 }, { "m", 1 << 20 }, { "mb", 1 << 20 },
+                                     { "g", 1 << 30 }, { "gb", 1 << 30 }, { "t", 1ull << 40 }, { "tb", 1ull << 40 }, { NULL, 0 } };
+
+bool config_parse_bytes(const char *s, uint64_t *out) {
+    return parse_number(s, BYTES, out);
+}
+
 static int set_number(struct config *c, const struct option *o, const char *value, const char *where, struct err *e) {
     static const struct unit plain[] = { { "", 1 }, { NULL, 0 } };
-    static const struct unit bytes[] = { { "", 1 }, { "b", 1 }, { "k", 1 << 10 }, { "kb", 1 << 10 }, { "m", 1 << 20 }, { "mb", 1 << 20 },
-                                         { "g", 1 << 30 }, { "gb", 1 << 30 }, { "t", 1ull << 40 }, { "tb", 1ull << 40 }, { NULL, 0 } };
     static const struct unit times[] = { { "", 1 }, { "ms", 1 }, { "s", 1000 }, { "m", 60000 }, { "h", 3600000 }, { NULL, 0 } };
-    const struct unit *units = o->type == OPTION_BYTES ? bytes : o->type == OPTION_MS ? times : plain;
+    const struct unit *units = o->type == OPTION_BYTES ? BYTES : o->type == OPTION_MS ? times : plain;
     const char *hint = o->type == OPTION_BYTES ? " bytes (units k m g t)" : o->type == OPTION_MS ? " milliseconds (units ms s m h)" : "";
     uint64_t v;
     if (!parse_number(value, units, &v) || v < o->min || v > o->max) {

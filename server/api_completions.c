@@ -142,6 +142,14 @@ static void gen_fail(struct gen *g, int status) {
     gen_answer_error(g, &e);
 }
 
+/* An expert that this choice needs cannot be read from the file; others go on. */
+static void gen_fail_expert(struct gen *g, const struct event *ev) {
+    char text[160];
+    snprintf(text, sizeof text, "expert %u of layer %u cannot be read from the model file; the server log has the reason", ev->expert, ev->layer);
+    gen_cancel(g);
+    gen_answer_error(g, &(struct api_error){.status = status_http(ST_IO), .type = "server_error", .code = "expert_unreadable", .message = text});
+}
+
 /* ---- sending ---- */
 
 /* Marks whose text is out with n_ready bytes: a token is shown with its text, never before it. */
@@ -318,7 +326,10 @@ static void on_done(struct choice *c, const struct event *ev) {
     case FINISH_STOP: choice_finish(c, "stop"); break;
     case FINISH_LENGTH: choice_finish(c, "length"); break;
     case FINISH_CANCELLED: gen_fail(g, ST_CANCELLED); break;
-    default: gen_fail(g, ev->status ? ev->status : ST_INTERNAL); break;
+    default:
+        if (ev->status == ST_IO) gen_fail_expert(g, ev);
+        else gen_fail(g, ev->status ? ev->status : ST_INTERNAL);
+        break;
     }
 }
 

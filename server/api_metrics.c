@@ -67,6 +67,39 @@ static void put_engine(const struct engine_stats *st, struct buf *out) {
     put(out, COUNTER, "moed_expert_reads_total", "Distinct experts per layer and step, summed.", (double)st->experts_read);
 }
 
+/* One sample of a metric that tells tiers apart: there is one tier beside the file. */
+static void put_tier(struct buf *out, enum metric_kind kind, const char *name, const char *help, double value) {
+    buf_printf(out, "# HELP %s %s\n# TYPE %s %s\n%s{tier=\"ram\"} %.12g\n", name, help, name, kind == COUNTER ? "counter" : "gauge", name, value);
+}
+
+static void put_prefetch(struct buf *out, const char *name, const char *help, uint64_t useful, uint64_t wasted) {
+    buf_printf(out, "# HELP %s %s\n# TYPE %s counter\n%s{tier=\"ram\",result=\"useful\"} %" PRIu64 "\n%s{tier=\"ram\",result=\"wasted\"} %" PRIu64 "\n",
+               name, help, name, name, useful, name, wasted);
+}
+
+/* The expert store; nothing when every expert is resident. */
+static void put_experts(const struct server *s, const struct engine_stats *engine, struct buf *out) {
+    struct offload_stats st;
+    if (s->opts->ops->experts == NULL || !s->opts->ops->experts(s->opts->engine, &st)) return;
+    put_tier(out, COUNTER, "moed_expert_hits_total", "Experts that were there when a layer wanted them.", (double)st.hits);
+    put_tier(out, COUNTER, "moed_expert_misses_total", "Experts that had to be read first.", (double)st.misses);
+    put_tier(out, COUNTER, "moed_expert_loads_total", "Reads that a layer waited for.", (double)st.loads);
+    put_tier(out, COUNTER, "moed_expert_load_bytes_total", "Bytes of these reads.", (double)st.load_bytes);
+    put_tier(out, COUNTER, "moed_expert_evictions_total", "Experts that gave way to others.", (double)st.evictions);
+    put_prefetch(out, "moed_expert_prefetch_total", "Experts read ahead, by what became of them.", st.prefetch_useful, st.prefetch_wasted);
+    put_prefetch(out, "moed_expert_prefetch_bytes_total", "Bytes of these.", st.prefetch_useful_bytes, st.prefetch_wasted_bytes);
+    put(out, COUNTER, "moed_expert_guesses_total", "Experts of the next layer foretold.", (double)engine->guesses);
+    put(out, COUNTER, "moed_expert_guesses_right_total", "Of these, wanted there.", (double)engine->guesses_right);
+    put_tier(out, COUNTER, "moed_expert_read_retries_total", "Reads that failed and were tried again.", (double)st.retries);
+    put_tier(out, COUNTER, "moed_expert_read_failures_total", "Experts given up: requests that needed them failed.", (double)st.failures);
+    put_tier(out, COUNTER, "moed_expert_stall_seconds_total", "Time the engine had nothing to compute for lack of an expert.", (double)st.stall_ns * 1e-9);
+    put_tier(out, GAUGE, "moed_expert_slots", "Experts that fit.", (double)st.slots);
+    put_tier(out, GAUGE, "moed_expert_resident", "Experts that are there.", (double)st.resident);
+    put_tier(out, GAUGE, "moed_expert_budget_bytes", "Memory for experts.", (double)st.budget_bytes);
+    put_tier(out, GAUGE, "moed_expert_slot_bytes", "Of it, taken by experts.", (double)st.slot_bytes);
+    put_tier(out, GAUGE, "moed_expert_read_bytes_per_second", "Speed of the disk, measured while reading.", st.read_bytes_per_s);
+}
+
 static void put_process(struct buf *out) {
     struct sys_process p;
     sys_process(&p);
@@ -91,6 +124,7 @@ void api_metrics(struct exchange *x) {
     put_info(s, &out);
     put_scheduler(&st, &out);
     put_engine(&st.engine, &out);
+    put_experts(s, &st.engine, &out);
     http_stats__put(s, &out);
     api_metrics_put(s, &out);
     put_process(&out);

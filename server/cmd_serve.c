@@ -39,6 +39,7 @@ struct app {
     char name[128];        /* model id shown to clients */
     const char *file_name; /* base name of config.model */
     uint64_t ram_bytes;    /* the ceiling in force */
+    struct engine_memory memory;
 };
 
 /* ---- options -> module options ---- */
@@ -96,14 +97,32 @@ static uint64_t ram_ceiling(const struct config *c) {
     return left > 2 * margin ? left - margin : left / 2;
 }
 
+/* Why experts are where they are. */
+static void log_experts(const struct app *a, const struct engine_memory *m) {
+    const struct config *c = &a->config;
+    const char *why = strcmp(c->experts, "stream") == 0 ? "option experts" : c->expert_bytes != 0 ? "option expert-ram" :
+                      "all of them do not fit beside the rest";
+    if (m->experts == 0) {
+        log_info("experts", "resident (%s)", strcmp(c->experts, "resident") == 0 ? "option experts" : "they fit");
+        return;
+    }
+    log_info("experts", "streamed from the file (%s): %.1f of %.1f MiB stay in memory (%.0f %%; %s), policy %s, prefetch %s", why,
+             (double)m->experts / MIB, (double)m->experts_all / MIB, 100.0 * (double)m->experts / (double)m->experts_all,
+             c->expert_bytes != 0 ? "option expert-ram" : "what ram leaves; options ram and expert-ram set it", c->expert_policy,
+             c->expert_prefetch ? "on" : "off");
+}
+
 static int plan_memory(struct app *a, const struct engine_opts *o, struct err *e) {
     struct engine_memory m;
     int rc = engine_plan_memory(o, &m, e);
     if (rc != ST_OK) return rc;
-    log_info("memory", "weights %.1f + KV %.1f + scratch %.1f = %.1f MiB, ceiling %.1f MiB (%s); KV for %u tokens in %s, context %u (%s)",
-             (double)m.weights / MIB, (double)m.kv / MIB, (double)m.scratch / MIB, (double)m.total / MIB, (double)o->ram_bytes / MIB,
+    a->memory = m;
+    log_info("memory", "weights %.1f + KV %.1f + scratch %.1f + streamed experts %.1f + program %.1f = %.1f MiB, ceiling %.1f MiB (%s); KV for %u tokens in %s, context %u (%s)",
+             (double)m.weights / MIB, (double)m.kv / MIB, (double)m.scratch / MIB, (double)m.experts / MIB, (double)m.slack / MIB,
+             (double)m.total / MIB, (double)o->ram_bytes / MIB,
              a->config.ram_bytes != 0 ? "option ram" : "free now less a margin; option ram sets it", m.kv_tokens, a->config.kv_type,
              m.n_ctx, a->config.context != 0 ? "option context" : "the model's, or what fits");
+    log_experts(a, &m);
     return ST_OK;
 }
 
@@ -118,7 +137,7 @@ static int warm_up(struct app *a, struct err *e) {
     struct step_out out = {.sampled = drawn};
     uint64_t t0 = clock_mono_ns();
     int rc = drawn == NULL ? ST_NOMEM : ops->kv_reserve(a->engine, 0, 1);
-    if (rc == ST_OK && !a->config.repack) gguf_prefault(model_gguf(a->model)); /* repacking has read the file already */
+    if (rc == ST_OK && !a->config.repack && a->memory.experts == 0) gguf_prefault(model_gguf(a->model)); /* repacking has read the file already, a store does so itself */
     if (rc == ST_OK) rc = ops->step(a->engine, &(struct batch){.items = &item, .n_items = 1, .n_tokens = 1}, &out);
     ops->kv_free(a->engine, 0);
     mem_free(drawn);
@@ -133,6 +152,14 @@ static enum engine_kv_type kv_type(const char *name) {
            strcmp(name, "q8") == 0 ? ENGINE_KV_Q8 : ENGINE_KV_F16;
 }
 
+static enum engine_experts expert_mode(const char *name) {
+    return strcmp(name, "resident") == 0 ? ENGINE_EXPERTS_RESIDENT : strcmp(name, "stream") == 0 ? ENGINE_EXPERTS_STREAM : ENGINE_EXPERTS_AUTO;
+}
+
+static enum offload_io expert_io(const char *name) {
+    return strcmp(name, "uring") == 0 ? OFFLOAD_IO_URING : strcmp(name, "threads") == 0 ? OFFLOAD_IO_THREADS : OFFLOAD_IO_AUTO;
+}
+
 static int open_engine(struct app *a, struct err *e) {
     const struct config *c = &a->config;
     const struct kern_ops *kern = pick_kernels(c, e);
@@ -144,7 +171,10 @@ static int open_engine(struct app *a, struct err *e) {
         .exact = strcmp(c->activations, "f32") == 0,
         .repack = c->repack,
         .kv_type = kv_type(c->kv_type),
+        .experts = expert_mode(c->experts), .expert_bytes = c->expert_bytes, .io = expert_io(c->expert_io),
+        .prefetch = c->expert_prefetch, .heat_path = c->expert_heat[0] != '\0' ? c->expert_heat : NULL,
     };
+    policy_from_name(c->expert_policy, &o.policy); /* the option table lets nothing else through */
     int rc = plan_memory(a, &o, e);
     if (rc == ST_OK) rc = engine_open(&a->engine, &o, e);
     if (rc != ST_OK) return rc;

@@ -134,6 +134,28 @@ static void put_phase(struct buf *out, const char *name, uint32_t n, double ms) 
                n ? ms / n : 0, name, ms > 0 ? n * 1e3 / ms : 0);
 }
 
+static uint64_t get(const _Atomic uint64_t *c) {
+    return atomic_load_explicit(c, memory_order_relaxed);
+}
+
+/* What the expert store did in the steps of the choices; nothing when every expert is resident. */
+static void put_experts(struct buf *out, const struct gen *g) {
+    const struct server_opts *o = g->server->opts;
+    struct offload_stats st;
+    uint64_t hits = 0, misses = 0, bytes = 0, stall_ns = 0;
+
+    if (!o->ops->experts || !o->ops->experts(o->engine, &st)) return;
+    for (uint32_t i = 0; i < g->n_choices; i++) {
+        const struct request_experts *x = &g->choices[i].req.experts;
+        hits += get(&x->hits);
+        misses += get(&x->misses);
+        bytes += get(&x->load_bytes);
+        stall_ns += get(&x->stall_ns);
+    }
+    buf_printf(out, ",\"experts\":{\"hits\":%" PRIu64 ",\"misses\":%" PRIu64 ",\"bytes\":%" PRIu64 ",\"stall_ms\":%.3f}", hits, misses, bytes,
+               (double)stall_ns * 1e-6);
+}
+
 /* prompt_ms runs from submission to the last choice's start, so it holds the wait in the queue. */
 void completion__put_timings(struct buf *out, const struct gen *g) {
     uint64_t last = g->last_token_ns > g->first_start_ns ? g->last_token_ns : g->first_start_ns;
@@ -142,6 +164,7 @@ void completion__put_timings(struct buf *out, const struct gen *g) {
     put_phase(out, "prompt", g->prompt_tokens - g->cached_tokens, (double)(g->last_start_ns - g->submit_ns) * 1e-6);
     buf_putc(out, ',');
     put_phase(out, "predicted", g->completion_tokens, (double)(last - g->first_start_ns) * 1e-6);
+    put_experts(out, g);
     buf_putc(out, '}');
 }
 

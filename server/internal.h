@@ -109,6 +109,8 @@ void api_completions(struct exchange *x);
 void api_models(struct exchange *x);
 void api_health(struct exchange *x);
 void api_metrics(struct exchange *x);
+void api_offload_show(struct exchange *x);
+void api_offload_set(struct exchange *x);
 int api_open(struct server *s, struct err *e);   /* fills s->api  */
 void api_on_events(struct server *s);            /* drain sched_poll; called from the wake-up */
 uint32_t api_n_live(const struct server *s);     /* generations not yet finished: drain waits for 0 */

@@ -15,18 +15,18 @@ static void api_chat_place(struct exchange *x) {
 
 struct route {
     const char *path;
-    const char *method; /* "GET" (HEAD too) or "POST"                      */
-    route_fn fn;
-    bool below;         /* also everything below, as "/v1/models/{id}"     */
-    bool work;          /* starts a generation: refused while draining     */
+    route_fn get, post; /* NULL = the route does not serve it; get serves HEAD too */
+    bool below;         /* also everything below, as "/v1/models/{id}"             */
+    bool work;          /* starts a generation: refused while draining             */
 };
 
 static const struct route routes[] = {
-    {"/health", "GET", api_health, false, false},
-    {"/metrics", "GET", api_metrics, false, false},
-    {"/v1/models", "GET", api_models, true, false},
-    {"/v1/completions", "POST", api_completions, false, true},
-    {"/v1/chat/completions", "POST", api_chat_place, false, true},
+    {"/health", api_health, NULL, false, false},
+    {"/metrics", api_metrics, NULL, false, false},
+    {"/v1/models", api_models, NULL, true, false},
+    {"/v1/completions", NULL, api_completions, false, true},
+    {"/v1/chat/completions", NULL, api_chat_place, false, true},
+    {"/admin/offload", api_offload_show, api_offload_set, false, false},
 };
 
 enum { N_ROUTES = sizeof routes / sizeof *routes };
@@ -74,6 +74,12 @@ static bool check_post(struct exchange *x, const struct route *r, const struct h
     return true;
 }
 
+/* Of route i, or of the server as a whole. */
+static const char *allowed_methods(int i) {
+    bool get = i < 0 || routes[i].get != NULL, post = i < 0 || routes[i].post != NULL;
+    return get && post ? "GET, HEAD, POST, OPTIONS" : get ? "GET, HEAD, OPTIONS" : "POST, OPTIONS";
+}
+
 bool route__check(struct exchange *x, const struct http_parse *p) {
     struct exchange_box *b = (struct exchange_box *)x;
     int i = find(x->path);
@@ -83,24 +89,19 @@ bool route__check(struct exchange *x, const struct http_parse *p) {
     if (i < 0)
         return refuse(x, 404, "not_found",
                       "There is no such route; this server has /v1/completions, /v1/models, /health and /metrics.");
-    bool get = strcmp(routes[i].method, "GET") == 0;
-    bool allowed = get ? p->method == METHOD_GET || p->method == METHOD_HEAD : p->method == METHOD_POST;
-    if (!allowed) {
-        reply__not_allowed(x, get ? "GET, HEAD, OPTIONS" : "POST, OPTIONS");
-        return false;
-    }
-    return get || check_post(x, &routes[i], p);
+    if (routes[i].get != NULL && (p->method == METHOD_GET || p->method == METHOD_HEAD)) return true;
+    if (routes[i].post != NULL && p->method == METHOD_POST) return check_post(x, &routes[i], p);
+    reply__not_allowed(x, allowed_methods(i));
+    return false;
 }
 
 void route_dispatch(struct exchange *x) {
     const struct exchange_box *b = (const struct exchange_box *)x;
     if (strcmp(x->method, "OPTIONS") != 0) {
-        routes[b->route].fn(x);
+        (strcmp(x->method, "POST") == 0 ? routes[b->route].post : routes[b->route].get)(x);
         return;
     }
-    bool get = b->route < 0 || strcmp(routes[b->route].method, "GET") == 0;
-    bool post = b->route < 0 || !get;
     char allow[64];
-    snprintf(allow, sizeof allow, "Allow: %s%sOPTIONS\r\n", get ? "GET, HEAD, " : "", post ? "POST, " : "");
+    snprintf(allow, sizeof allow, "Allow: %s\r\n", allowed_methods(b->route));
     reply__allow(x, allow);
 }
