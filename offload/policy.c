@@ -22,32 +22,42 @@ bool policy_from_name(const char *name, enum offload_policy *out) {
     return false;
 }
 
-void policy_init(struct policy *p, enum offload_policy kind, uint32_t n_keys, uint32_t n_resident, struct policy_entry *entries) {
-    if (kind == OFFLOAD_AUTO) {
-        kind = (uint64_t)n_resident * 5 < n_keys ? OFFLOAD_LFRU : OFFLOAD_LRU;
-    }
-    *p = (struct policy){ .kind = kind, .half_life = 4096, .n_keys = n_keys, .entries = entries };
+void policy_init(struct policy *p, enum offload_policy kind, struct policy_entry *entries, uint32_t n_keys, uint32_t n_layers) {
+    kind = kind == OFFLOAD_AUTO ? OFFLOAD_LFRU : kind;
+    *p = (struct policy){
+        .kind = kind,
+        .n_layers = n_layers,
+        .half_life = (double)n_layers * (kind == OFFLOAD_LFU ? POLICY_LFU_HALF_LIFE : POLICY_LFRU_HALF_LIFE),
+        .n_keys = n_keys,
+        .entries = entries,
+    };
 }
 
 void policy_tick(struct policy *p) {
     p->now++;
 }
 
-static double decayed_uses(const struct policy *p, const struct policy_entry *e) {
-    return e->uses * exp2(-(double)(p->now - e->last) / p->half_life);
+static double decayed(const struct policy *p, const struct policy_entry *e, uint64_t age) {
+    return e->uses * exp2(-(double)age / p->half_life);
 }
 
 void policy_touch(struct policy *p, uint32_t key) {
     struct policy_entry *e = &p->entries[key];
-    e->uses = (float)(decayed_uses(p, e) + 1);
+    e->uses = (float)(decayed(p, e, p->now - e->last) + 1);
     e->last = p->now;
+}
+
+/* An expert that its layer does not want in this tick is not wanted before the next step. */
+static double score_at_next_visit(const struct policy *p, const struct policy_entry *e) {
+    const uint64_t age = p->now - e->last, then = (age / p->n_layers + 1) * p->n_layers, wait = then - age;
+    return decayed(p, e, then) / (double)(then + wait);
 }
 
 double policy_score(const struct policy *p, uint32_t key) {
     const struct policy_entry *e = &p->entries[key];
     switch (p->kind) {
-    case OFFLOAD_LFU: return decayed_uses(p, e);
-    case OFFLOAD_LFRU: return decayed_uses(p, e) / (double)(p->now - e->last + 1);
+    case OFFLOAD_LFU: return decayed(p, e, p->now - e->last);
+    case OFFLOAD_LFRU: return score_at_next_visit(p, e);
     default: return (double)e->last;
     }
 }

@@ -538,10 +538,10 @@ static void link_free(struct offload__slots *s) {
     }
 }
 
-static uint32_t n_slots(const struct offload__budget *b, uint32_t n_classes) {
+static uint32_t n_routed_layers(const struct offload__catalog *c) {
     uint32_t n = 0;
-    for (uint32_t c = 0; c < n_classes; c++) {
-        n += b->slots[c];
+    for (uint32_t k = 0; k < c->n_classes; k++) {
+        n += c->n_keys[k] / c->n_experts;
     }
     return n;
 }
@@ -566,7 +566,7 @@ int offload__slots_init(struct offload__slots *s, const struct offload__catalog 
         .ready = mem_alloc(c->n_experts * sizeof *s->ready),
     };
     struct policy_entry *entries = mem_zalloc(n, sizeof *entries);
-    policy_init(&s->policy, policy, n, n_slots(b, c->n_classes), entries);
+    policy_init(&s->policy, policy, entries, n, n_routed_layers(c));
     if (!s->slots || !s->slot_of || !s->wants || !s->want_of || !s->ready || !entries) {
         offload__slots_clear(s);
         return ST_NOMEM;
@@ -641,7 +641,7 @@ void offload__slots_resize(struct offload__slots *s, const struct offload__budge
     }
     set_stages(s, b->n_stages);
     const uint64_t now = s->policy.now;
-    policy_init(&s->policy, policy, s->n_keys, n_slots(b, s->n_classes), s->policy.entries);
+    policy_init(&s->policy, policy, s->policy.entries, s->n_keys, s->policy.n_layers);
     s->policy.now = now;
     link_free(s);
 }

@@ -11,7 +11,7 @@
 #include "offload/trace.h"
 #include "offload/trace_format.h"
 
-enum { MAX_FILE = 1 << 30 };
+enum { MAX_FILE = 1 << 28 };
 
 struct trace {
     const unsigned char *bytes;   /* [n_bytes] */
