@@ -50,7 +50,8 @@ struct trace_routing {              /* of one layer in one step                 
     bool prefill;                   /* some sequence has more than one of them                               */
     uint32_t n_rows;                /* routed here; the last layer may route fewer than n_tokens             */
     const int32_t *ids;             /* [n_rows, k] borrowed                                                  */
-    const int32_t *first;           /* [n_experts + 1] borrowed: expert e has first[e + 1] - first[e] rows   */
+    const int32_t *first;           /* [n_experts + 1] borrowed: expert e has first[e + 1] - first[e] rows; may be
+                                       NULL for a decode step of up to TRACE_ORDERED_ROWS rows               */
 };
 
 /* Creates or empties the file and starts the writing thread. *out returned owned, free with trace_writer_close. */

@@ -51,7 +51,7 @@ void trace_info_of(const struct model *m, struct trace_info *out) {
         if (model_layer(m, i)->router) {
             struct expert x;
             expert_bank_get(m, i, 0, &x);
-            experts += x.gate.n_bytes + x.up.n_bytes + x.down.n_bytes;
+            experts += x.gate.n_bytes + x.up.n_bytes + x.down.n_bytes; /* of a packed model the same bytes, in records */
             out->routed[i / 8] |= (uint8_t)(1 << i % 8);
             n_routed++;
         }
@@ -61,7 +61,7 @@ void trace_info_of(const struct model *m, struct trace_info *out) {
         const struct tensor *t = gguf_tensor(g, i);
         out->dense_bytes += t != model_token_embd(m) || model_output(m) == t ? t->n_bytes : 0;
     }
-    out->dense_bytes -= experts * hp->n_experts;
+    out->dense_bytes -= expert_bank_is_packed(m) ? 0 : experts * hp->n_experts;
 }
 
 /* ---- the writing thread ---- */

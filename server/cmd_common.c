@@ -24,6 +24,48 @@ bool cmd_parse_number(const char *s, uint32_t min, uint32_t max, uint32_t *out) 
     return cmd_parse_u32(s, min, max, out, &end) && *end == '\0';
 }
 
+bool cmd_parse_double(const char *s, double min, double max, double *out) {
+    char *end;
+    *out = strtod(s, &end);
+    return end != s && *end == '\0' && *out >= min && *out <= max;
+}
+
+bool cmd_parse_bytes(const char *s, uint64_t *out) {
+    static const char units[] = "kmgt";
+    char *end;
+    double v = strtod(s, &end);
+    const char *unit = *end ? strchr(units, *end | 0x20) : NULL;
+    if (unit) {
+        v *= (double)(UINT64_C(1) << 10 * (unit - units + 1));
+        end += 1 + (end[1] == 'b' || end[1] == 'B');
+    }
+    if (end == s || *end || !(v >= 0 && v <= 0x1p50)) {
+        return false;
+    }
+    *out = (uint64_t)v;
+    return true;
+}
+
+bool cmd_parse_list(const char *s, uint32_t cap, uint32_t *n, bool (*parse)(void *ctx, uint32_t i, const char *part), void *ctx) {
+    char part[64];
+    for (*n = 0; *n < cap; s++) {
+        size_t len = strcspn(s, ",");
+        if (len >= sizeof part) {
+            return false;
+        }
+        memcpy(part, s, len);
+        part[len] = '\0';
+        if (!parse(ctx, (*n)++, part)) {
+            return false;
+        }
+        s += len;
+        if (!*s) {
+            return true;
+        }
+    }
+    return false;
+}
+
 int cmd_pick_level(const char *name, const struct kern_ops **out, struct err *e) {
     enum kern_level level = kern_cpu_best();
     if (strcmp(name, "auto") && !kern_level_find(name, &level)) {

@@ -16,6 +16,11 @@ struct kern_ops;
 /* Decimal digits up to *end; false when there are none or the value is outside [min, max]. */
 bool cmd_parse_u32(const char *s, uint32_t min, uint32_t max, uint32_t *out, char **end);
 bool cmd_parse_number(const char *s, uint32_t min, uint32_t max, uint32_t *out); /* the whole string */
+/* "8g" and the like, k m g t as in moed.conf, up to 2^50; "12.5". false: not all of s is one. */
+bool cmd_parse_bytes(const char *s, uint64_t *out);
+bool cmd_parse_double(const char *s, double min, double max, double *out);
+/* Comma-separated parts of s, each handed to parse with the index it has; false when one is refused or there are more than cap. */
+bool cmd_parse_list(const char *s, uint32_t cap, uint32_t *n, bool (*parse)(void *ctx, uint32_t i, const char *part), void *ctx);
 
 int cmd_pick_level(const char *name, const struct kern_ops **out, struct err *e); /* *out is static */
 int cmd_pick_kv_type(const char *name, enum engine_kv_type *out, struct err *e);
