@@ -75,8 +75,8 @@ const struct option config__options[] = {
       "0 takes what dense weights, KV cache and scratch leave of ram. An automatic KV cache leaves experts three quarters of what\n"
       "both share. With experts auto a number here that does not hold them all means stream.\n" },
     { "expert-policy", 0, OPTION_ENUM, FIELD(expert_policy), 0, 0, "auto|lru|lfu|lfru", "auto", NULL, "which streamed expert gives way",
-      "lru: the one not used for longest. lfu: the one used least, old uses counting less. lfru: both. auto: lfru when less than\n"
-      "a fifth of the experts fit, else lru.\n" },
+      "lru: the one not used for longest. lfu: the one used least, old uses counting less. lfru: the one with the\n"
+      "fewest uses for its age. auto is lfru, in simulation the best at every budget (moed simulate).\n" },
     { "expert-prefetch", 0, OPTION_BOOL, FIELD(expert_prefetch), 0, 0, NULL, "on", NULL, "read streamed experts before they are asked for",
       "The next layer's router is tried on the present state, and an idle disk fills empty memory. Never delays a read that\n"
       "is waited for. /metrics says how much of it was of use.\n" },
