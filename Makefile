@@ -191,9 +191,9 @@ $(B)/fuzz/%: $(B)/tests/fuzz/%.o $(call archives,server) $(LLHTTP_OBJ)
 
 .PHONY: bench
 bench: $(patsubst bench/%.c,$(B)/bench/%,$(wildcard bench/*.c)) $(B)/moed
-$(B)/bench/%: $(B)/bench/%.o $(call archives,engine)
+$(B)/bench/%: $(B)/bench/%.o $(call archives,scheduler)
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(SANF) -o $@ $^ $(LIBS_engine) $(LDLIBS)
+	$(Q)$(CC) $(SANF) -o $@ $^ $(LIBS_scheduler) $(LDLIBS)
 
 PREFIX ?= /usr/local
 .PHONY: install

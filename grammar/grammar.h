@@ -69,6 +69,8 @@ enum grammar_kind {
 struct grammar_part {
     enum grammar_kind kind;
     bool alternative;  /* this part begins another alternative; the parts before it are one                     */
+    bool closed;       /* GRAMMAR_SCHEMA: a schema with `properties` that does not say otherwise allows no other keys,
+                          as if it had additionalProperties: false                                              */
     const char *text;  /* [n_bytes], borrowed for the call                                                      */
     size_t n_bytes;
 };
