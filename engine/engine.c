@@ -75,6 +75,7 @@ int engine_open(struct engine **out, const struct engine_opts *o, struct err *e)
     en->head = engine__matrix_of(o, model_output(o->model));
     st = engine__weights_floats(model_output_norm(o->model), &en->out_norm, e);
     st = st ? st : engine__repack(en, e);
+    st = st ? st : engine__records_check(en, e);
     st = st ? st : engine__experts_open(en, e);
     if (st) {
         goto fail;

@@ -98,6 +98,9 @@ static inline bool engine__takes_q8(const struct engine_opts *o, enum dtype t) {
 void engine__repack_plan(const struct engine_opts *o, bool stream, struct engine_memory *mem);
 int engine__repack(struct engine *en, struct err *e); /* after the matrices are bound: maps en->packed, moves them there */
 
+/* ---- records.c ---- */
+int engine__records_check(struct engine *en, struct err *e); /* of a packed model without a store, all of them */
+
 /* ---- kv.c: paged KV cache ---- */
 
 /* Invariant that makes copy-on-write unnecessary: a page with refs > 1 is full and is never written again.

@@ -10,7 +10,6 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/log.h"
-#include "model/expert_bank.h"
 #include "model/gguf.h"
 
 enum { PER_LAYER = 7, FIRST_FFN = 4, RUN_BYTES = 1 << 20, PROGRESS_MS = 3000 };
@@ -178,9 +177,6 @@ static void settle_file(const struct engine *en, const struct repack *r) {
         if (!moved(r, t) && !(stream && holds_experts(en->o.model, t))) {
             gguf_fetch(r->file, t, 0, t->n_bytes);
         }
-    }
-    if (expert_bank_is_packed(en->o.model) && !stream) {
-        expert_bank_prefault(en->o.model);
     }
 }
 

@@ -5,6 +5,8 @@
 #include "model/expert_bank.h"
 
 #include <assert.h>
+#include <inttypes.h>
+#include <xxhash.h>
 
 #include "model/gguf_internal.h"
 #include "model/model_internal.h"
@@ -59,9 +61,14 @@ void expert_pack_info(const struct model *m, struct expert_pack_info *out) {
     model__pack_info(model__pack(m), out);
 }
 
-void expert_bank_prefault(const struct model *m) {
-    struct expert_pack_info p;
-    expert_pack_info(m, &p);
-    const struct tensor all = { .data = model_gguf(m)->files[0].bytes + p.records_at }; /* one range of file 0 */
-    gguf_fetch(model_gguf(m), &all, 0, p.records_bytes);
+int expert_bank_check(const struct model *m, uint32_t layer, uint32_t expert, struct err *e) {
+    struct expert_record r;
+    expert_bank_record(m, layer, expert, &r);
+    const struct gguf *g = model_gguf(m);
+    const struct tensor bytes = { .data = g->files[r.file].bytes + r.file_offset, .file = r.file };
+    gguf_fetch(g, &bytes, 0, r.n_bytes);
+    const uint64_t got = XXH3_64bits(bytes.data, r.n_bytes);
+    if (got == r.checksum) return ST_OK;
+    return err_set(e, ST_INVALID, "%s: the record of layer %u, expert %u at offset %" PRIu64 " is corrupt: its checksum is %016" PRIx64
+                   ", expected %016" PRIx64, gguf_file_path(g, r.file), layer, expert, r.file_offset, got, r.checksum);
 }

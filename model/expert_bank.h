@@ -34,7 +34,7 @@ struct expert_record {
 bool expert_bank_is_packed(const struct model *m);
 void expert_bank_record(const struct model *m, uint32_t layer, uint32_t expert, struct expert_record *out); /* packed models only */
 
-/* Brings every record of a packed model into memory, as gguf_prefault does for a whole file. For models that fit. */
-void expert_bank_prefault(const struct model *m);
+/* Packed models only: brings a record into memory and compares its checksum; ST_INVALID names layer and expert. */
+int expert_bank_check(const struct model *m, uint32_t layer, uint32_t expert, struct err *e);
 
 #endif

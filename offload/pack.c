@@ -145,8 +145,8 @@ static int begin_partial(struct pack *p, struct err *e) {
         return st;
     }
     memset(p->done, 0, p->n_units);
-    int rc = ftruncate(p->fd, 0) ? errno : posix_fallocate(p->fd, 0, (off_t)p->plan.total_bytes);
-    if (rc == EOPNOTSUPP || rc == EINVAL) {
+    int rc = ftruncate(p->fd, 0) || fallocate(p->fd, 0, 0, (off_t)p->plan.total_bytes) ? errno : 0;
+    if (rc == EOPNOTSUPP) {
         rc = ftruncate(p->fd, (off_t)p->plan.total_bytes) ? errno : 0;
     }
     return rc ? err_set(e, ST_IO, "%s: cannot reserve %llu bytes: %s", p->o->out, (unsigned long long)p->plan.total_bytes, strerror(rc)) : ST_OK;

@@ -86,11 +86,45 @@ TEST(quantised) {
     }
 }
 
+/* A record that rotted stops the engine from opening. */
+TEST(rot_is_found) {
+    char source[64], out[80];
+    struct err e = { 0 };
+    struct pool *pool;
+    struct model *m;
+    struct expert_record r;
+    const struct tiny_model tm = {
+        .arch = "qwen3moe", .n_layers = 2, .n_embd = 256, .n_vocab = 96, .n_ctx = 64, .n_heads = 4, .n_kv_heads = 2, .head_dim = 32, .ff = 256,
+        .n_experts = 4, .n_used = 2, .attn = DTYPE_Q4_0, .gate = DTYPE_Q4_K, .down = DTYPE_Q6_K, .head = DTYPE_Q8_0, .seed = 3,
+    };
+    CHECK(tiny_write(&tm, source) == 0);
+    snprintf(out, sizeof out, "%s.out", source);
+    CHECKF(pool_open(&pool, &(struct pool_opts){ .n_threads = 2 }, &e) == 0 && model_open(&m, source, &e) == 0, "%s", e.text);
+    const struct offload_pack_opts po = { .model = m, .out = out, .pool = pool };
+    CHECKF(offload_pack(&po, &e) == 0, "%s", e.text);
+    model_close(m);
+    CHECK(model_open(&m, out, &e) == 0);
+    expert_bank_record(m, 1, 2, &r);
+    model_close(m);
+    FILE *f = fopen(out, "r+b");
+    CHECK(f && fseek(f, (long)(r.file_offset + r.up_at + 77), SEEK_SET) == 0);
+    const int byte = fgetc(f);
+    CHECK(fseek(f, -1, SEEK_CUR) == 0 && fputc(byte ^ 4, f) != EOF && fclose(f) == 0);
+    CHECK(model_open(&m, out, &e) == 0);
+    CHECK(logits(m, pool, KERN_SCALAR, true, false, got_, &e) == ST_INVALID);
+    CHECKF(strstr(e.text, "the record of layer 1, expert 2 at offset"), "%s", e.text);
+    model_close(m);
+    pool_close(pool);
+    unlink(source);
+    unlink(out);
+}
+
 int main(void) {
     log_setup(LOG_WARN, LOG_TEXT);
     RUN(qwen3moe);
     RUN(olmoe);
     RUN(mixtral);
     RUN(quantised);
+    RUN(rot_is_found);
     return test_failed_;
 }
