@@ -159,17 +159,25 @@ static void count_resumed(struct pack *p) {
     p->progress.done_bytes = p->progress.resumed_bytes;
 }
 
+/* Ours alone: the lock, and the name still the file's, which another process may have finished and renamed before we
+ * had the lock. */
+static bool lock_partial(const struct pack *p, const struct stat *opened) {
+    struct stat named;
+    return !flock(p->fd, LOCK_EX | LOCK_NB) && !fstatat(p->dir_fd, p->partial, &named, AT_SYMLINK_NOFOLLOW) &&
+           named.st_dev == opened->st_dev && named.st_ino == opened->st_ino;
+}
+
 static int open_partial(struct pack *p, struct err *e) {
     struct stat st;
     bool fresh = true;
-    p->fd = openat(p->dir_fd, p->partial, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    p->fd = openat(p->dir_fd, p->partial, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
     if (p->fd < 0 || fstat(p->fd, &st)) {
         return err_set(e, ST_IO, "%s.partial: cannot open it: %s", p->o->out, strerror(errno));
     }
-    if (flock(p->fd, LOCK_EX | LOCK_NB)) {
+    if (!lock_partial(p, &st)) {
         return err_set(e, ST_IO, "%s.partial: another process is packing it", p->o->out);
     }
-    p->direct_fd = openat(p->dir_fd, p->partial, O_WRONLY | O_DIRECT | O_CLOEXEC);
+    p->direct_fd = openat(p->dir_fd, p->partial, O_WRONLY | O_DIRECT | O_CLOEXEC | O_NOFOLLOW);
     int rc = pack__journal_open(&p->journal, p->dir_fd, p->journal_name, p->source_id, p->plan.hash, e);
     rc = rc ? rc : pack__journal_read(&p->journal, p->n_units, p->done, p->checksums, &fresh, e);
     if (!rc && (fresh || (uint64_t)st.st_size != p->plan.total_bytes)) {
