@@ -53,7 +53,8 @@ struct chat_value chat_none(void);
 struct chat_value chat_bool(bool b);
 struct chat_value chat_int(int64_t i);
 struct chat_value chat_float(double f);
-/* Copies the bytes. UTF-8 is expected; other bytes pass through and count as one character each. */
+/* Copies the bytes; what is not UTF-8 becomes U+FFFD. Mark as trusted what the server has checked against a fixed list,
+ * such as a role: templates build "<|user|>" from it. */
 struct chat_value chat_string(struct arena *a, const char *p, size_t n, enum chat_origin origin);
 struct chat_value chat_list(struct arena *a);
 struct chat_value chat_dict(struct arena *a);
