@@ -213,27 +213,42 @@ static struct chat_value slice_range(struct chat_run *r, const struct chat_range
     return (struct chat_value){.type = CHAT_RANGE, .p = p};
 }
 
+/* The items start:stop:step means: n of them from *from on. False after an error. */
+static bool slice_bounds(struct chat_run *r, int64_t len, const struct chat_value part[3], int64_t *from, int64_t *n, int64_t *by)
+{
+    int64_t to;
+    if (!slice_part(r, part[2], 1, by))
+        return false;
+    if (*by == 0 || *by > INT32_MAX || *by < -INT32_MAX) {
+        chat__fail(r, CHAT_ERROR_RUNTIME, *by ? "slice step too large" : "slice step cannot be zero");
+        return false;
+    }
+    bool up = *by > 0;
+    if (!slice_part(r, part[0], up ? 0 : len - 1, from) || !slice_part(r, part[1], up ? len : -1, &to))
+        return false;
+    int64_t lo = up ? 0 : -1, hi = up ? len : len - 1;
+    if (part[0].type != CHAT_NONE)
+        *from = clamp(*from, len, lo, hi);
+    if (part[1].type != CHAT_NONE)
+        to = clamp(to, len, lo, hi);
+    int64_t span = up ? to - *from : *from - to;
+    *n = span > 0 ? (span - 1) / (up ? *by : -*by) + 1 : 0;
+    if (*n == 0)
+        *from = 0;
+    return true;
+}
+
 struct chat_value chat__slice(struct chat_run *r, struct chat_value v, struct chat_value start, struct chat_value stop, struct chat_value step)
 {
-    int64_t from, to, by, len = chat__len(v);
+    int64_t from, n, by;
     if (v.type == CHAT_UNDEFINED)
         return chat__fail_undefined(r, v);
     if (v.type == CHAT_DICT)
         return chat__fail(r, CHAT_ERROR_RUNTIME, "unhashable type: 'slice'");
     if (v.type != CHAT_STRING && v.type != CHAT_RANGE && !chat__is_seq(v))
         return chat__fail(r, CHAT_ERROR_RUNTIME, "'%s' object is not subscriptable", chat__type_name(v));
-    if (!slice_part(r, step, 1, &by))
+    if (!slice_bounds(r, chat__len(v), (struct chat_value[]){start, stop, step}, &from, &n, &by))
         return chat_none();
-    if (by == 0 || by > INT32_MAX || by < -INT32_MAX)
-        return chat__fail(r, CHAT_ERROR_RUNTIME, by ? "slice step too large" : "slice step cannot be zero");
-    if (!slice_part(r, start, by > 0 ? 0 : len - 1, &from) || !slice_part(r, stop, by > 0 ? len : -1, &to))
-        return chat_none();
-    int64_t lo = by > 0 ? 0 : -1, hi = by > 0 ? len : len - 1;
-    from = start.type == CHAT_NONE ? from : clamp(from, len, lo, hi);
-    to = stop.type == CHAT_NONE ? to : clamp(to, len, lo, hi);
-    int64_t n = by > 0 ? (to > from ? (to - from - 1) / by + 1 : 0) : (from > to ? (from - to - 1) / -by + 1 : 0);
-    if (n == 0)
-        from = 0;
     if (v.type == CHAT_STRING)
         return slice_string(r, v, from, n, n > 1 ? by : 1);
     if (v.type == CHAT_RANGE)

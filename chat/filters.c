@@ -275,35 +275,49 @@ FILTER(f_abs)
     return chat__fail(r, CHAT_ERROR_RUNTIME, "bad operand type for abs(): '%s'", chat__type_name(v));
 }
 
+/* To the nearest number of so many decimals, ties to even, by way of the exact decimal digits. */
+static double round_to(double f, int64_t precision)
+{
+    char out[512];
+    if (precision > 300 || !isfinite(f) || (precision >= 0 && fabs(f) > 1e22))
+        return f;
+    if (precision < 0) {
+        double scale = pow(10, (double)-precision);
+        return isfinite(scale) ? nearbyint(f / scale) * scale : 0;
+    }
+    snprintf(out, sizeof(out), "%.*f", (int)precision, f);
+    return strtod(out, NULL);
+}
+
+static struct chat_value round_up_or_down(struct chat_run *r, double f, int64_t precision, bool up)
+{
+    double scale = pow(10, (double)precision);
+    if (!isfinite(f * scale))
+        return chat__fail(r, CHAT_ERROR_RUNTIME, "cannot convert float infinity or NaN to integer");
+    return chat_float((up ? ceil(f * scale) : floor(f * scale)) / scale);
+}
+
 FILTER(f_round)
 {
     UNUSED;
-    char out[512];
+    static const struct chat_str common = {.p = "common", .len = 6};
+    const struct chat_str *method = a[1].type == CHAT_STRING ? a[1].s : a[1].type == CHAT_INVALID ? &common : NULL;
     int64_t precision = int_or(r, a[0], 0);
-    bool is_ceil = a[1].type == CHAT_STRING && chat__str_eq(a[1].s, "ceil"), is_floor = a[1].type == CHAT_STRING && chat__str_eq(a[1].s, "floor");
-    if (a[1].type != CHAT_INVALID && !is_ceil && !is_floor && !(a[1].type == CHAT_STRING && chat__str_eq(a[1].s, "common")))
+    bool up = method && chat__str_eq(method, "ceil"), nearest = method && chat__str_eq(method, "common");
+    if (!up && !nearest && !(method && chat__str_eq(method, "floor")))
         return chat__fail(r, CHAT_ERROR_RUNTIME, "method must be common, ceil or floor");
-    if (v.type == CHAT_UNDEFINED && (is_ceil || is_floor))
+    if (v.type == CHAT_UNDEFINED && !nearest)
         return chat__fail_undefined(r, v);
     if (v.type != CHAT_FLOAT && v.type != CHAT_INT && v.type != CHAT_BOOL)
         return chat__fail(r, CHAT_ERROR_RUNTIME, "type %s doesn't define __round__ method", chat__type_name(v));
-    if (v.type != CHAT_FLOAT && !is_ceil && !is_floor && precision >= 0)
+    double f = v.type == CHAT_FLOAT ? v.f : v.type == CHAT_BOOL ? (double)v.b : (double)v.i;
+    if (!nearest)
+        return round_up_or_down(r, f, precision, up);
+    if (v.type == CHAT_FLOAT)
+        return chat_float(round_to(f, precision));
+    if (precision >= 0)
         return v.type == CHAT_BOOL ? chat_int(v.b) : v;
-    double f = v.type == CHAT_FLOAT ? v.f : v.type == CHAT_BOOL ? (double)v.b : (double)v.i, scale = pow(10, (double)precision);
-    if (is_ceil || is_floor) {
-        if (!isfinite(f * scale))
-            return chat__fail(r, CHAT_ERROR_RUNTIME, "cannot convert float infinity or NaN to integer");
-        return chat_float((is_ceil ? ceil(f * scale) : floor(f * scale)) / scale);
-    }
-    if (precision > 300 || !isfinite(f))
-        return chat_float(f);
-    if (precision < 0) {
-        double up = pow(10, (double)-precision);
-        f = isfinite(up) ? nearbyint(f / up) * up : 0;
-        return v.type == CHAT_FLOAT ? chat_float(f) : chat_int((int64_t)f);
-    }
-    snprintf(out, sizeof(out), "%.*f", (int)precision, f);
-    return chat_float(fabs(f) > 1e22 ? f : strtod(out, NULL));
+    return chat_int((int64_t)round_to(f, precision));
 }
 
 FILTER(f_pprint)

@@ -152,27 +152,41 @@ static bool number(const char *p, size_t n, size_t *at, int64_t *out)
     return *at > first;
 }
 
-static bool parse_spec(struct chat_run *r, const char *p, size_t n, struct spec *s)
+static bool one_of(const char *p, size_t n, size_t at, const char *set)
 {
-    size_t at = 0, len = n ? chat__char_len(p, n) : 0;
-    *s = (struct spec){.precision = -1};
-    if (n > len && p[len] && strchr("<>^=", p[len])) {
+    return at < n && p[at] && strchr(set, p[at]);
+}
+
+/* [[fill]align]; the position behind. */
+static size_t parse_align(const char *p, size_t n, struct spec *s)
+{
+    size_t len = n ? chat__char_len(p, n) : 0;
+    if (one_of(p, n, len, "<>^=") && len) {
         s->fill = chat__char_at(p, n, &len);
         s->align = p[len];
-        at = len + 1;
-    } else if (n && p[0] && strchr("<>^=", p[0])) {
-        s->align = p[at++];
+        return len + 1;
     }
-    if (at < n && (p[at] == '+' || p[at] == '-' || p[at] == ' '))
+    if (!one_of(p, n, 0, "<>^="))
+        return 0;
+    s->align = p[0];
+    return 1;
+}
+
+/* [sign][#][0][width][,][.precision][type] */
+static bool parse_spec(struct chat_run *r, const char *p, size_t n, struct spec *s)
+{
+    *s = (struct spec){.precision = -1};
+    size_t at = parse_align(p, n, s);
+    if (one_of(p, n, at, "+- "))
         s->sign = p[at++];
-    if (at < n && p[at] == '#')
+    if (one_of(p, n, at, "#"))
         s->alt = p[at++];
-    if (at < n && p[at] == '0')
+    if (one_of(p, n, at, "0"))
         s->zero = p[at++];
     number(p, n, &at, &s->width);
-    if (at < n && (p[at] == ',' || p[at] == '_'))
+    if (one_of(p, n, at, ",_"))
         s->group = p[at++];
-    if (at < n && p[at] == '.') {
+    if (one_of(p, n, at, ".")) {
         at++;
         if (!number(p, n, &at, &s->precision)) {
             bad(r, "Format specifier missing precision");
@@ -190,24 +204,40 @@ static bool parse_spec(struct chat_run *r, const char *p, size_t n, struct spec 
     return !r->status;
 }
 
+static bool is_int(struct chat_value v)
+{
+    return v.type == CHAT_INT || v.type == CHAT_BOOL;
+}
+
+static int64_t int_of(struct chat_value v)
+{
+    return v.type == CHAT_BOOL ? v.b : v.i;
+}
+
+static double float_of(struct chat_value v)
+{
+    return v.type == CHAT_FLOAT ? v.f : (double)int_of(v);
+}
+
+static void format_text_value(struct chat_text *t, struct chat_value v, struct spec s)
+{
+    s.fill = s.fill ? s.fill : s.zero ? '0' : ' ';
+    put_text(t, &s, v, s.align ? s.align : '<');
+}
+
 static void format_one(struct chat_run *r, struct chat_text *t, struct chat_value v, const struct spec *s)
 {
-    char type = s->type;
-    if (v.type == CHAT_STRING && (type == 0 || type == 's') && !s->sign && s->align != '=') {
-        struct spec plain = *s;
-        plain.fill = s->fill ? s->fill : s->zero ? '0' : ' ';
-        put_text(t, &plain, v, s->align ? s->align : '<');
-        return;
-    }
-    bool is_int = v.type == CHAT_INT || v.type == CHAT_BOOL;
-    if (is_int && (type == 0 || strchr("bdoxXn", type)))
-        put_int(r, t, s, v.type == CHAT_BOOL ? v.b : v.i);
-    else if (is_int && type == 'c' && v.i > 0 && v.i < 0x110000)
+    bool is_number = is_int(v) || v.type == CHAT_FLOAT;
+    if (v.type == CHAT_STRING && (!s->type || s->type == 's') && !s->sign && s->align != '=')
+        format_text_value(t, v, *s);
+    else if (is_int(v) && (!s->type || strchr("bdoxXn", s->type)))
+        put_int(r, t, s, int_of(v));
+    else if (v.type == CHAT_INT && s->type == 'c' && v.i > 0 && v.i < 0x110000)
         chat__text_char(t, (uint32_t)v.i, false);
-    else if ((is_int || v.type == CHAT_FLOAT) && (type == 0 || strchr("eEfFgGn%", type)))
-        put_float(r, t, s, v.type == CHAT_FLOAT ? v.f : v.type == CHAT_BOOL ? (double)v.b : (double)v.i);
-    else if (is_int || v.type == CHAT_FLOAT || v.type == CHAT_STRING)
-        chat__fail(r, CHAT_ERROR_RUNTIME, "Unknown format code '%c' for object of type '%s'", type > 31 ? type : '?', chat__type_name(v));
+    else if (is_number && (!s->type || strchr("eEfFgGn%", s->type)))
+        put_float(r, t, s, float_of(v));
+    else if (is_number || v.type == CHAT_STRING)
+        chat__fail(r, CHAT_ERROR_RUNTIME, "Unknown format code '%c' for object of type '%s'", s->type > 31 ? s->type : '?', chat__type_name(v));
     else
         chat__fail(r, CHAT_ERROR_RUNTIME, "unsupported format string passed to %s.__format__", chat__type_name(v));
 }
@@ -271,63 +301,74 @@ static bool star_or_number(struct percent *f, int64_t *out)
     return number(f->p, f->n, &f->at, out);
 }
 
-static void put_converted(struct percent *f, struct spec *s, struct chat_value v, char c)
+/* %s and %r */
+static void put_as_text(struct percent *f, const struct spec *s, struct chat_value v, bool repr, char align)
+{
+    struct chat_text t;
+    chat__text_for(f->r, &t);
+    if (repr)
+        chat__put_repr(f->r, &t, v, 0);
+    else
+        chat__put_str(f->r, &t, v);
+    v = chat__text_done(f->r, &t);
+    if (!f->r->status)
+        put_text(&f->t, s, v, align);
+}
+
+/* %d and friends; a precision asks for so many digits at least. */
+static void put_as_int(struct percent *f, struct spec *s, struct chat_value v, char c, char align)
 {
     struct chat_run *r = f->r;
-    struct chat_text t;
-    int64_t i = 0;
-    char align = s->align == '<' ? '<' : '>';
-    switch (c) {
-    case 's': case 'r': case 'a':
-        chat__text_for(r, &t);
-        if (c == 's')
-            chat__put_str(r, &t, v);
-        else
-            chat__put_repr(r, &t, v, 0);
-        v = chat__text_done(r, &t);
-        s->fill = ' ';
-        if (!r->status)
-            put_text(&f->t, s, v, align);
+    int64_t i;
+    if (v.type == CHAT_FLOAT && strchr("diu", c) && chat__float_to_int(v.f, &i))
+        v = chat_int(i);
+    if (!is_int(v)) {
+        chat__fail(r, CHAT_ERROR_RUNTIME, "%%%c format: a number is required, not %s", c, chat__type_name(v));
         return;
-    case 'c':
-        if (v.type == CHAT_STRING && v.s->n_chars == 1)
-            put_text(&f->t, s, v, align);
-        else if (v.type == CHAT_INT && v.i > 0 && v.i < 0x110000)
-            chat__text_char(&f->t, (uint32_t)v.i, false);
-        else
-            bad(r, "%c requires int or char");
-        return;
-    case 'd': case 'i': case 'u': case 'x': case 'X': case 'o':
-        if (v.type == CHAT_FLOAT && (c == 'd' || c == 'i' || c == 'u') && chat__float_to_int(v.f, &i))
-            v = chat_int(i);
-        if (v.type != CHAT_INT && v.type != CHAT_BOOL) {
-            chat__fail(r, CHAT_ERROR_RUNTIME, "%%%c format: a number is required, not %s", c, chat__type_name(v));
-            return;
-        }
-        s->type = c == 'i' || c == 'u' ? 'd' : c;
-        int64_t want = s->precision;
+    }
+    s->type = c == 'i' || c == 'u' ? 'd' : c;
+    if (s->precision <= 0) {
         s->precision = -1;
-        if (want > 0) { /* at least so many digits */
-            struct spec inner = {.zero = true, .width = want + ((v.type == CHAT_INT && v.i < 0) || s->sign ? 1 : 0), .sign = s->sign, .type = s->type, .precision = -1};
-            chat__text_for(r, &t);
-            put_int(r, &t, &inner, v.type == CHAT_BOOL ? v.b : v.i);
-            v = chat__text_done(r, &t);
-            if (!r->status)
-                put_text(&f->t, s, v, align);
-            return;
-        }
-        put_int(r, &f->t, s, v.type == CHAT_BOOL ? v.b : v.i);
+        put_int(r, &f->t, s, int_of(v));
         return;
-    case 'e': case 'E': case 'f': case 'F': case 'g': case 'G':
-        if (v.type != CHAT_FLOAT && v.type != CHAT_INT && v.type != CHAT_BOOL) {
-            chat__fail(r, CHAT_ERROR_RUNTIME, "must be real number, not %s", chat__type_name(v));
-            return;
-        }
+    }
+    struct spec inner = {.zero = true, .width = s->precision + (int_of(v) < 0 || s->sign), .sign = s->sign, .type = s->type, .precision = -1};
+    struct chat_text t;
+    s->precision = -1;
+    chat__text_for(r, &t);
+    put_int(r, &t, &inner, int_of(v));
+    v = chat__text_done(r, &t);
+    if (!r->status)
+        put_text(&f->t, s, v, align);
+}
+
+static void put_as_char(struct percent *f, const struct spec *s, struct chat_value v, char align)
+{
+    if (v.type == CHAT_STRING && v.s->n_chars == 1)
+        put_text(&f->t, s, v, align);
+    else if (v.type == CHAT_INT && v.i > 0 && v.i < 0x110000)
+        chat__text_char(&f->t, (uint32_t)v.i, false);
+    else
+        bad(f->r, "%c requires int or char");
+}
+
+static void put_converted(struct percent *f, struct spec *s, struct chat_value v, char c)
+{
+    char align = s->align == '<' ? '<' : '>';
+    if (c == 's' || c == 'r' || c == 'a') {
+        put_as_text(f, s, v, c != 's', align);
+    } else if (c == 'c') {
+        put_as_char(f, s, v, align);
+    } else if (c && strchr("diuxXo", c)) {
+        put_as_int(f, s, v, c, align);
+    } else if (c && strchr("eEfFgG", c)) {
         s->type = c;
-        put_float(r, &f->t, s, v.type == CHAT_FLOAT ? v.f : v.type == CHAT_BOOL ? (double)v.b : (double)v.i);
-        return;
-    default:
-        chat__fail(r, CHAT_ERROR_RUNTIME, "unsupported format character '%c'", (unsigned char)c > 31 && (unsigned char)c < 127 ? c : '?');
+        if (is_int(v) || v.type == CHAT_FLOAT)
+            put_float(f->r, &f->t, s, float_of(v));
+        else
+            chat__fail(f->r, CHAT_ERROR_RUNTIME, "must be real number, not %s", chat__type_name(v));
+    } else {
+        chat__fail(f->r, CHAT_ERROR_RUNTIME, "unsupported format character '%c'", (unsigned char)c > 31 && (unsigned char)c < 127 ? c : '?');
     }
 }
 

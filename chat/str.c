@@ -227,7 +227,8 @@ void chat__text_puts(struct chat_text *t, const char *z)
 void chat__text_char(struct chat_text *t, uint32_t c, bool request)
 {
     char bytes[4];
-    chat__text_put(t, bytes, chat__char_put(c, bytes), request);
+    bool valid = c < 0x110000 && (c < 0xd800 || c > 0xdfff);
+    chat__text_put(t, bytes, chat__char_put(valid ? c : 0xfffd, bytes), request);
 }
 
 void chat__text_part(struct chat_text *t, const struct chat_str *s, size_t start, size_t end)

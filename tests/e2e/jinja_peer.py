@@ -4,6 +4,7 @@
 compare(peer, template, variables) tells how the two differ, or None. Errors are equal when their kinds are.
 """
 import datetime
+import functools
 import json
 import struct
 import subprocess
@@ -94,19 +95,26 @@ def with_tag(messages):
     content = last["content"]
     if isinstance(content, str):
         return [*before, {**last, "content": content + TAG}], content
-    for i in range(len(content) - 1, -1, -1):
+    for i in range(len(content) - 1, -1, -1) if isinstance(content, list) else ():
         if "text" in content[i]:
             part = {**content[i], "text": content[i]["text"] + TAG}
             return [*before, {**last, "content": [*content[:i], part, *content[i + 1:]]}], content[i]["text"]
     raise ValueError("nothing to continue")
 
 
+@functools.lru_cache(4)
+def compiled_by_jinja(template):
+    try:
+        return ENV.from_string(template), None
+    except Exception as e:  # noqa: BLE001 - every kind of failure is compared
+        return None, str(e)
+
+
 def expected(template, variables, continue_final=False):
     """(kind, text): what jinja2 makes of it."""
-    try:
-        compiled = ENV.from_string(template)
-    except Exception as e:  # noqa: BLE001 - every kind of failure is compared
-        return SYNTAX, str(e)
+    compiled, error = compiled_by_jinja(template)
+    if error is not None:
+        return SYNTAX, error
     try:
         if continue_final:
             try:
@@ -149,6 +157,7 @@ class Peer:
     def __init__(self, program):
         self.process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"TZ": "UTC"})
         self.spans = []
+        self.template = None
 
     def ask(self, record):
         self.process.stdin.write(record)
@@ -177,10 +186,13 @@ class Peer:
 
 
 def actual(peer, template, variables, continue_final=False):
-    kind, text, line = peer.compile(template)
-    if kind == OK:
-        kind, text, line = peer.render(variables, continue_final)
-    return kind, text, line
+    if peer.template != template:
+        peer.template = None
+        kind, text, line = peer.compile(template)
+        if kind != OK:
+            return kind, text, line
+        peer.template = template
+    return peer.render(variables, continue_final)
 
 
 def differ(want, got):
