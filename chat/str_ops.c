@@ -173,7 +173,7 @@ static void reverse(struct chat_value list)
 static void split_spaces(struct chat_run *r, struct chat_value out, struct chat_value v, int64_t max)
 {
     for (size_t at = skip(v.s, 0, true); at < v.s->len && !r->status;) {
-        size_t end = max-- == 0 ? skip_back(v.s, v.s->len, true) : skip(v.s, at, false);
+        size_t end = max-- == 0 ? v.s->len : skip(v.s, at, false);
         push(r, out, v, at, end);
         at = skip(v.s, end, true);
     }
@@ -182,7 +182,7 @@ static void split_spaces(struct chat_run *r, struct chat_value out, struct chat_
 static void rsplit_spaces(struct chat_run *r, struct chat_value out, struct chat_value v, int64_t max)
 {
     for (size_t at = skip_back(v.s, v.s->len, true); at > 0 && !r->status;) {
-        size_t start = max-- == 0 ? skip(v.s, 0, true) : skip_back(v.s, at, false);
+        size_t start = max-- == 0 ? 0 : skip_back(v.s, at, false);
         push(r, out, v, start, at);
         at = skip_back(v.s, start, true);
     }
