@@ -11,7 +11,7 @@
 #include "base/version.h"
 #include "model/tokenizer.h"
 #include "server/gen.h"
-#include "server/utf8.h"
+#include "base/utf8.h"
 
 int completion__make_head(struct gen *g) {
     struct buf b;

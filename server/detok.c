@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/status.h"
-#include "server/utf8.h"
+#include "base/utf8.h"
 
 int detok_stop_init(struct detok_stop *s, const char *text, size_t n_bytes, struct arena *a) {
     uint16_t *fail = arena_alloc(a, (n_bytes + 1) * sizeof *fail);

@@ -25,6 +25,7 @@
 #include "base/arena.h"
 #include "base/buf.h"
 #include "base/err.h"
+#include "base/json.h"
 #include "config/config.h"
 #include "scheduler/scheduler.h"
 #include "server/server.h"
@@ -88,16 +89,6 @@ void exchange_end(struct exchange *x); /* only when on_gone was called and nothi
 void sse_begin(struct exchange *x);
 void sse_data(struct exchange *x, const char *json, size_t n_bytes);
 void sse_end(struct exchange *x);
-
-/* json.c: pre-scan of untrusted JSON before cJSON, and an escaping writer. */
-struct json_limits { uint32_t max_depth, max_nodes; };
-int json_prescan(const char *s, size_t n, const struct json_limits *lim, struct err *e); /* ST_INVALID with byte offset */
-void json_put_string(struct buf *out, const char *s, size_t n); /* quotes included; s is valid UTF-8 */
-void json_put_number(struct buf *out, double v);                /* shortest round-trip; null when not finite */
-void json_put_float(struct buf *out, float v);                  /* the same for a float: at most 9 digits    */
-/* The text of the number that is member k (from 0) of the object `s`, which passed json_prescan: for integers a double
- * cannot hold. View into s; *len = 0 when that member is no number. */
-const char *json_nth_number(const char *s, size_t n, uint32_t k, size_t *len);
 
 /* wake.c: the only caller of uv_async_send. wake_notify may be called on any thread (sched_opts.notify). */
 int wake_open(struct wake **out, uv_loop_t *loop, void (*fn)(void *ctx), void *ctx);

@@ -8,7 +8,7 @@
 
 #include "server/internal.h"
 #include "server/parse_req.h"
-#include "server/utf8.h"
+#include "base/utf8.h"
 #include "tests/unit/fake_tokenizer.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "server/detok.h"
-#include "server/utf8.h"
+#include "base/utf8.h"
 #include "tests/unit/test.h"
 
 enum { MAX_BYTES = 256 };

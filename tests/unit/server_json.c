@@ -5,7 +5,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "server/internal.h"
+#include "base/json.h"
 #include "tests/unit/test.h"
 
 static const struct json_limits limits = {64, 1000};
@@ -155,6 +155,44 @@ TEST(numbers_round_trip) {
     buf_clear(&b);
 }
 
+/* Of every prefix: cut short while it is a beginning, never wrong; with a wrong byte behind it, wrong. */
+TEST(scan_tells_cut_from_wrong) {
+    static const char doc[] = " {\"a\": [1, -2.5e3, {\"b\\u00e9\\\"\": null}, true], \"c\": \"x\\ny\"} tail";
+    size_t used, n = strlen(doc) - 5;
+    CHECK(json_scan_value(doc, strlen(doc), &limits, &used) == 0 && used == n);
+    for (size_t i = 0; i < n; i++) CHECKF(json_scan_value(doc, i, &limits, &used) == ST_LIMIT, "%.*s", (int)i, doc);
+    static const char *const wrong[] = {"{x", "{\"a\"x", "{\"a\":x", "{\"a\":1x", "[1;", "\"\n", "\"\\x", "nulL", "}", "{\"a\":tru}", "[01", "{\"a\":1,}"};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) CHECKF(json_scan_value(wrong[i], strlen(wrong[i]), &limits, &used) == ST_INVALID, "%s", wrong[i]);
+}
+
+TEST(walks_members) {
+    static const char doc[] = " { \"a\" : [1, {\"x\":\"],}\"}] ,\"b\\\"\":-1.5,\"c\":\"q\" , \"d\":{}, \"e\": null }";
+    static const char *const want[][2] = {{"\"a\"", "[1, {\"x\":\"],}\"}]"}, {"\"b\\\"\"", "-1.5"}, {"\"c\"", "\"q\""}, {"\"d\"", "{}"}, {"\"e\"", "null"}};
+    struct json_member m;
+    size_t at = 0, k = 0;
+    for (; json_next(doc, strlen(doc), &at, &m); k++) {
+        CHECK(k < 5 && m.n_key == strlen(want[k][0]) && memcmp(m.key, want[k][0], m.n_key) == 0);
+        CHECKF(m.n_value == strlen(want[k][1]) && memcmp(m.value, want[k][1], m.n_value) == 0, "%zu: %.*s", k, (int)m.n_value, m.value);
+    }
+    CHECK(k == 5);
+    at = k = 0;
+    for (; json_next("[ [1,2] , 3,\"a\" ]", 17, &at, &m); k++) CHECK(m.n_key == 0 && m.n_value == (uint8_t)"\5\1\3"[k]);
+    CHECK(k == 3);
+    at = 0;
+    CHECK(!json_next("{}", 2, &at, &m));
+    at = 0;
+    CHECK(!json_next(" [ ] ", 5, &at, &m));
+}
+
+TEST(unescapes) {
+    static const char lit[] = "\"a\\n\\t\\\"\\\\\\/\\b\\f\\r \\u0041\\u00e9\\u20ac\\ud83d\\ude00 \xC3\xA9\"", want[] = "a\n\t\"\\/\b\f\r A\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80 \xC3\xA9";
+    struct buf b;
+    buf_init(&b, 1000);
+    json_put_unescaped(&b, lit, sizeof lit - 1);
+    CHECKF(b.len == sizeof want - 1 && memcmp(b.data, want, b.len) == 0, "%.*s", (int)b.len, b.data);
+    buf_clear(&b);
+}
+
 int main(void) {
     RUN(accepts);
     RUN(refuses_with_byte);
@@ -163,5 +201,8 @@ int main(void) {
     RUN(nth_number_keeps_digits);
     RUN(strings_are_escaped);
     RUN(numbers_round_trip);
+    RUN(scan_tells_cut_from_wrong);
+    RUN(walks_members);
+    RUN(unescapes);
     return test_failed_;
 }

@@ -3,8 +3,8 @@
  * UTF-8 as the Unicode standard defines it (no overlong forms, no surrogates, at most U+10FFFF), one byte at a
  * time. Both the JSON pre-scan (refuse) and the detokenizer (replace) stand on the same two questions, so a text
  * one of them passes is a text the other passes. Pure, any thread. */
-#ifndef MOED_SERVER_UTF8_H
-#define MOED_SERVER_UTF8_H
+#ifndef MOED_BASE_UTF8_H
+#define MOED_BASE_UTF8_H
 
 #include <stdbool.h>
 #include <stddef.h>

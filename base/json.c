@@ -4,13 +4,15 @@
  * is RFC 8259 JSON that cJSON reads the way every other parser does: cJSON alone takes trailing garbage, raw
  * control bytes, invalid UTF-8, "01", and cuts strings at NUL. The writer exists because cJSON prints 2^53 + 1
  * with 15 digits and needs a tree. Pure, any thread, no recursion: depth is a 64-bit stack of container kinds. */
+#include "base/json.h"
+
 #include <math.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/internal.h"
-#include "server/utf8.h"
+#include "base/utf8.h"
 
 /* cJSON copies a number to a 64-byte buffer and fails on longer ones; refuse them with a reason instead. */
 enum { JSON_MAX_NUMBER_BYTES = 63, JSON_DEPTH_BITS = 64 };
@@ -18,9 +20,11 @@ enum { JSON_MAX_NUMBER_BYTES = 63, JSON_DEPTH_BITS = 64 };
 struct scan {
     const uint8_t *start, *p, *end;
     struct err *e;
+    bool cut; /* what failed could go on behind the end of the text */
 };
 
-static int scan_fail(const struct scan *s, const char *what) {
+static int scan_fail(struct scan *s, const char *what) {
+    s->cut = s->p == s->end;
     return err_set(s->e, ST_INVALID, "%s at byte %zu", what, (size_t)(s->p - s->start));
 }
 
@@ -121,7 +125,10 @@ static int scan_number(struct scan *s) {
 static int scan_literal(struct scan *s, const char *word) {
     size_t n = strlen(word);
 
-    if ((size_t)(s->end - s->p) < n || memcmp(s->p, word, n) != 0) return scan_fail(s, "an unknown word");
+    size_t have = (size_t)(s->end - s->p);
+    if (memcmp(s->p, word, have < n ? have : n) != 0) return scan_fail(s, "an unknown word");
+    if (have < n) s->p = s->end;
+    if (have < n) return scan_fail(s, "an unknown word");
     s->p += n;
     return 0;
 }
@@ -192,26 +199,42 @@ static int scan_after_value(struct scan *s, struct nest *nest, bool *more) {
     return 0;
 }
 
-int json_prescan(const char *text, size_t n, const struct json_limits *lim, struct err *e) {
-    struct scan s = {.start = (const uint8_t *)text, .p = (const uint8_t *)text, .end = (const uint8_t *)text + n, .e = e};
+/* One value with the space around it. */
+static int scan_value(struct scan *s, const struct json_limits *lim) {
     struct nest nest = {.max_depth = lim->max_depth < JSON_DEPTH_BITS ? lim->max_depth : JSON_DEPTH_BITS};
     bool more = true;
 
-    if (n >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0) return scan_fail(&s, "a byte order mark is not accepted");
     for (uint32_t nodes = 0; more;) {
         bool empty = true;
         int rc;
-        scan_space(&s);
-        if (s.p == s.end) return scan_fail(&s, nodes ? "the text ends where a value is due" : "the text is empty");
-        if (++nodes > lim->max_nodes) return scan_fail(&s, "too many values");
-        if (*s.p == '{' || *s.p == '[') rc = scan_open(&s, &nest, &empty);
-        else rc = scan_scalar(&s);
-        if (rc == 0 && empty) rc = scan_after_value(&s, &nest, &more);
+        scan_space(s);
+        if (s->p == s->end) return scan_fail(s, nodes ? "the text ends where a value is due" : "the text is empty");
+        if (++nodes > lim->max_nodes) return scan_fail(s, "too many values");
+        if (*s->p == '{' || *s->p == '[') rc = scan_open(s, &nest, &empty);
+        else rc = scan_scalar(s);
+        if (rc == 0 && empty) rc = scan_after_value(s, &nest, &more);
         if (rc) return rc;
     }
+    return 0;
+}
+
+int json_prescan(const char *text, size_t n, const struct json_limits *lim, struct err *e) {
+    struct scan s = {.start = (const uint8_t *)text, .p = (const uint8_t *)text, .end = (const uint8_t *)text + n, .e = e};
+
+    if (n >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0) return scan_fail(&s, "a byte order mark is not accepted");
+    int rc = scan_value(&s, lim);
+    if (rc) return rc;
     scan_space(&s);
     if (s.p != s.end) return scan_fail(&s, "text after the end of the value");
     return 0;
+}
+
+int json_scan_value(const char *text, size_t n, const struct json_limits *lim, size_t *used) {
+    struct scan s = {.start = (const uint8_t *)text, .p = (const uint8_t *)text, .end = (const uint8_t *)text + n};
+    int rc = scan_value(&s, lim);
+
+    *used = (size_t)(s.p - s.start);
+    return rc && s.cut ? ST_LIMIT : rc;
 }
 
 const char *json_nth_number(const char *text, size_t n, uint32_t k, size_t *len) {
@@ -235,6 +258,102 @@ const char *json_nth_number(const char *text, size_t n, uint32_t k, size_t *len)
     for (from = i; i < n && strchr("+-.eE0123456789", text[i]); i++) {}
     *len = i - from;
     return text + from;
+}
+
+/* ---- walking scanned text ---- */
+
+static size_t skip_space(const char *s, size_t n, size_t i) {
+    while (i < n && (s[i] == ' ' || s[i] == '\t' || s[i] == '\n' || s[i] == '\r')) i++;
+    return i;
+}
+
+static size_t string_end(const char *s, size_t n, size_t i) {
+    for (i++; i < n && s[i] != '"'; i++) i += s[i] == '\\';
+    return i < n ? i + 1 : n;
+}
+
+static size_t value_end(const char *s, size_t n, size_t i) {
+    uint32_t depth = 0;
+
+    while (i < n) {
+        char c = s[i];
+        if (c == '"') {
+            i = string_end(s, n, i);
+        } else if (c == '{' || c == '[') {
+            depth++, i++;
+        } else if (depth > 0) {
+            depth -= c == '}' || c == ']';
+            i++;
+        } else {
+            while (i < n && !strchr(",]} \t\r\n", s[i])) i++;
+            return i;
+        }
+        if (depth == 0 && c != '{' && c != '[') return i;
+    }
+    return n;
+}
+
+bool json_next(const char *s, size_t n, size_t *at, struct json_member *out) {
+    size_t i = *at;
+
+    *out = (struct json_member){0};
+    if (i == 0) i = skip_space(s, n, 0);
+    i = skip_space(s, n, i + 1); /* past the bracket or the comma */
+    if (i >= n || s[i] == '}' || s[i] == ']') return false;
+    if (s[skip_space(s, n, 0)] == '{') {
+        size_t end = string_end(s, n, i);
+        out->key = s + i;
+        out->n_key = end - i;
+        i = skip_space(s, n, skip_space(s, n, end) + 1);
+    }
+    size_t end = value_end(s, n, i);
+    out->value = s + i;
+    out->n_value = end - i;
+    end = skip_space(s, n, end);
+    *at = end < n && s[end] == ',' ? end : n;
+    return true;
+}
+
+static unsigned hex4(const char *s) {
+    unsigned v = 0;
+
+    for (int i = 0; i < 4; i++) v = v << 4 | (s[i] <= '9' ? (unsigned)(s[i] - '0') : (unsigned)((s[i] | 0x20) - 'a' + 10));
+    return v;
+}
+
+static void put_utf8(struct buf *out, unsigned c) {
+    char b[4];
+    unsigned n = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
+
+    if (n == 1) b[0] = (char)c;
+    for (unsigned i = n; n > 1 && i-- > 1; c >>= 6) b[i] = (char)(0x80 | (c & 0x3F));
+    if (n > 1) b[0] = (char)((0xF00u >> n & 0xF0) | c);
+    buf_append(out, b, n);
+}
+
+void json_put_unescaped(struct buf *out, const char *s, size_t n) {
+    static const char from[] = "bfnrt", to[] = "\b\f\n\r\t";
+
+    for (size_t i = 1; i + 1 < n;) {
+        size_t run = i;
+        while (i + 1 < n && s[i] != '\\') i++;
+        buf_append(out, s + run, i - run);
+        if (i + 1 >= n) break;
+        char c = s[i + 1];
+        i += 2;
+        if (c != 'u') {
+            const char *k = strchr(from, c);
+            buf_putc(out, k ? to[k - from] : c);
+            continue;
+        }
+        unsigned u = hex4(s + i);
+        i += 4;
+        if (u >= 0xD800 && u <= 0xDBFF) {
+            u = 0x10000 + ((u - 0xD800) << 10) + (hex4(s + i + 2) - 0xDC00);
+            i += 6;
+        }
+        put_utf8(out, u);
+    }
 }
 
 /* ---- writer ---- */
