@@ -123,8 +123,13 @@ run:
 	@$(if $(MODEL),:,$(PYTHON) tools/make_demo.py)
 	@echo
 	@echo "Try, from another terminal:"
-	@echo "  curl -s http://127.0.0.1:$(PORT)/v1/completions -H 'Content-Type: application/json' \\"
-	@echo "       -d '{\"prompt\": \"The capital of France is\", \"max_tokens\": 32, \"temperature\": 0}'"
+	@echo "  curl -s http://127.0.0.1:$(PORT)/v1/chat/completions -H 'Content-Type: application/json' \\"
+	@echo "       -d '{\"messages\": [{\"role\": \"user\", \"content\": \"What is the capital of France?\"}]}'"
+	@echo
+	@echo "or, with the official client (pip install openai):"
+	@echo "  python3 -c 'from openai import OpenAI; c = OpenAI(base_url=\"http://127.0.0.1:$(PORT)/v1\", api_key=\"-\")"
+	@echo "  for x in c.chat.completions.create(model=\"\", messages=[{\"role\": \"user\", \"content\": \"Tell me a joke.\"}], stream=True):"
+	@echo "      print(x.choices[0].delta.content or \"\", end=\"\", flush=True)'"
 	@echo
 	@exec $(B)/moed serve --host 127.0.0.1 --port $(PORT) --model $(or $(MODEL),models/demo-moe.gguf)
 

@@ -237,29 +237,6 @@ int json_scan_value(const char *text, size_t n, const struct json_limits *lim, s
     return rc && s.cut ? ST_LIMIT : rc;
 }
 
-const char *json_nth_number(const char *text, size_t n, uint32_t k, size_t *len) {
-    uint32_t depth = 0, member = 0;
-    size_t i = 0, from;
-
-    for (bool found = false; i < n && !found; i++) {
-        char c = text[i];
-        if (c == '"') {
-            for (i++; i < n && text[i] != '"'; i++) i += text[i] == '\\';
-        } else if (c == '{' || c == '[') {
-            depth++;
-        } else if (c == '}' || c == ']') {
-            depth--;
-        } else if (depth == 1) {
-            member += c == ',';
-            found = c == ':' && member == k;
-        }
-    }
-    while (i < n && strchr(" \t\r\n", text[i])) i++;
-    for (from = i; i < n && strchr("+-.eE0123456789", text[i]); i++) {}
-    *len = i - from;
-    return text + from;
-}
-
 /* ---- walking scanned text ---- */
 
 static size_t skip_space(const char *s, size_t n, size_t i) {

@@ -21,10 +21,6 @@ int json_prescan(const char *s, size_t n, const struct json_limits *lim, struct 
  * and more text could complete it; ST_INVALID when nothing could, *used then is the place. */
 int json_scan_value(const char *s, size_t n, const struct json_limits *lim, size_t *used);
 
-/* The text of the number that is member k (from 0) of the object `s`, which passed json_prescan: for integers a double
- * cannot hold. View into s; *len = 0 when that member is no number. */
-const char *json_nth_number(const char *s, size_t n, uint32_t k, size_t *len);
-
 /* Walks the members of the object or array `s`, which passed a scan; *at is 0 before the first. Gives views of the key (with its
  * quotes; empty in an array) and of the value; false behind the last. */
 struct json_member { const char *key, *value; size_t n_key, n_value; };

@@ -254,6 +254,16 @@ static bool end_block(struct chat_reply *r, size_t n, bool is_call) {
     return true;
 }
 
+/* No call after all: the mark is content, and what follows it is looked at again. So it does not matter when this is found. */
+static bool let_go(struct chat_reply *r) {
+    size_t n = strlen(r->mark->open);
+
+    chat__content(r, r->held.data, n);
+    chat__drop_held(r, n);
+    r->state = REPLY_CONTENT;
+    return true;
+}
+
 /* Without a close mark only the end decides; what can be no call is let go as soon as that is seen. */
 static bool step_open_block(struct chat_reply *r) {
     size_t n = r->held.len;
@@ -263,9 +273,9 @@ static bool step_open_block(struct chat_reply *r) {
     uint32_t n_calls = r->n_calls;
     size_t n_strings = r->strings.len;
     int rc = try_block(r, n, 0);
-    if (r->final) return end_block(r, n, rc == 0);
+    if (r->final) return rc == 0 ? end_block(r, n, true) : let_go(r);
     if (rc == 0) chat__undo_calls(r, n_calls, n_strings);
-    return rc == ST_INVALID && end_block(r, n, false);
+    return rc == ST_INVALID && let_go(r);
 }
 
 static bool step_block(struct chat_reply *r) {

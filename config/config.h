@@ -16,6 +16,8 @@ struct config {
     /* model */
     char *model;                  /* path of the (first) GGUF file                                     */
     char *model_alias;            /* name shown to clients; "" = from the file                         */
+    char *chat_template;          /* path of a template; "" = the model's own                          */
+    char *tool_syntax;            /* auto, or a name of chat/reply.h                                   */
     /* network */
     char *host;
     uint32_t port;                /* 0 = any free port, printed at start                               */

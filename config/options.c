@@ -15,6 +15,14 @@ const struct option config__options[] = {
       "The id in /v1/models and in responses; requests may name it or leave `model` out. Empty: the name of the file\n"
       "without its directory and \".gguf\".\n" },
 
+    { "chat-template", 0, OPTION_STRING, FIELD(chat_template), 0, 0, NULL, "", NULL, "file with a Jinja chat template",
+      "Replaces the template inside the model file, for chat requests. Empty: the model's own; a model without one is\n"
+      "served as ChatML when its vocabulary has <|im_start|>, else chat requests are refused.\n" },
+    { "tool-syntax", 0, OPTION_ENUM, FIELD(tool_syntax), 0, 0, "auto|none|hermes|qwen-xml|glm|mistral|llama3|deepseek|kimi|invoke|harmony", "auto", NULL,
+      "how the model writes tool calls",
+      "auto takes what the chat template shows. The others are for templates that do not tell; none leaves calls in the\n"
+      "text of the answer.\n" },
+
     { "host", 'H', OPTION_STRING, FIELD(host), 0, 0, NULL, "127.0.0.1", "Network", "address to listen on",
       "An IPv4 or IPv6 address. 0.0.0.0 or :: opens the server to the network: there is no authentication yet, so put\n"
       "it behind a proxy then.\n" },

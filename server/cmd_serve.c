@@ -21,6 +21,7 @@
 #include "model/gguf.h"
 #include "model/model.h"
 #include "model/tokenizer.h"
+#include "server/cmd_template.h"
 #include "server/commands.h"
 #include "server/server.h"
 #include "server/sysinfo.h"
@@ -33,6 +34,7 @@ struct app {
     struct config config;
     struct model *model;
     struct tokenizer *tokenizer;
+    struct chat_model *chat;
     struct pool *pool;
     struct engine *engine;
     struct server *server;
@@ -189,12 +191,13 @@ static int open_all(struct app *a, struct err *e) {
     a->ram_bytes = ram_ceiling(&a->config); /* before anything is loaded */
     int rc = model_open(&a->model, a->config.model, e);
     if (rc == ST_OK) rc = tokenizer_open(&a->tokenizer, model_gguf(a->model), e);
+    if (rc == ST_OK) rc = cmd_open_chat(&a->chat, &a->config, model_gguf(a->model), a->tokenizer, e);
     if (rc == ST_OK) rc = open_pool(a, e);
     if (rc == ST_OK) rc = open_engine(a, e);
     if (rc != ST_OK) return rc;
     name_model(a);
     log_info("model", "%s: %s, loaded in %.1f s", a->name, model_arch_name(a->model), (double)(clock_mono_ns() - t0) * 1e-9);
-    struct server_opts o = {.config = &a->config, .tokenizer = a->tokenizer, .model_name = a->name, .ops = engine_ops(),
+    struct server_opts o = {.config = &a->config, .tokenizer = a->tokenizer, .chat = a->chat, .model_name = a->name, .ops = engine_ops(),
                             .engine = a->engine, .engine_enter = enter_engine, .engine_enter_ctx = a, .arch = model_arch_name(a->model), .file_name = a->file_name};
     return server_open(&a->server, &o, e);
 }
@@ -203,6 +206,7 @@ static void close_all(struct app *a) {
     server_close(a->server);
     engine_close(a->engine);
     pool_close(a->pool);
+    chat_model_close(a->chat);
     tokenizer_close(a->tokenizer);
     model_close(a->model);
     config_clear(&a->config);

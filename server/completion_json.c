@@ -7,29 +7,9 @@
 #include <math.h>
 #include <string.h>
 
-#include "base/clock.h"
-#include "base/version.h"
 #include "model/tokenizer.h"
 #include "server/gen.h"
 #include "base/utf8.h"
-
-int completion__make_head(struct gen *g) {
-    struct buf b;
-    int rc = ST_NOMEM;
-
-    buf_init(&b, 64 * 1024);
-    buf_puts(&b, "{\"id\":\"cmpl-");
-    buf_puts(&b, g->x->request_id); /* [A-Za-z0-9._-] only */
-    buf_printf(&b, "\",\"object\":\"text_completion\",\"created\":%" PRId64 ",\"model\":", clock_unix_s());
-    json_put_string(&b, g->server->opts->model_name, strlen(g->server->opts->model_name));
-    buf_puts(&b, ",\"system_fingerprint\":\"moed-" MOED_VERSION "\",");
-    if (!b.failed && (g->head = arena_strndup(&g->arena, b.data, b.len))) {
-        g->head_len = (uint32_t)b.len;
-        rc = 0;
-    }
-    buf_clear(&b);
-    return rc;
-}
 
 static void put_token(struct buf *out, const struct tokenizer *t, int32_t id) {
     size_t n;
@@ -44,8 +24,7 @@ static void put_token(struct buf *out, const struct tokenizer *t, int32_t id) {
     buf_putc(out, '"');
 }
 
-/* JSON has no infinity; banned tokens get the value OpenAI and its peers use. */
-static void put_logprob(struct buf *out, float v) {
+void completion__put_logprob(struct buf *out, float v) {
     json_put_float(out, isfinite(v) ? v : -9999.0f);
 }
 
@@ -69,14 +48,14 @@ static void put_top(struct buf *out, const struct tokenizer *t, const struct ker
         if (i) buf_putc(out, ',');
         put_token(out, t, s->top[i].id);
         buf_putc(out, ':');
-        put_logprob(out, s->top[i].logprob);
+        completion__put_logprob(out, s->top[i].logprob);
         chosen |= same_piece(t, s->top[i].id, s->id);
     }
     if (!chosen) {
         if (s->n_top) buf_putc(out, ',');
         put_token(out, t, s->id);
         buf_putc(out, ':');
-        put_logprob(out, s->logprob);
+        completion__put_logprob(out, s->logprob);
     }
     buf_putc(out, '}');
 }
@@ -99,7 +78,7 @@ static void put_logprobs(struct buf *out, const struct choice *c, uint32_t from,
     for (uint32_t i = from; i < to; i++) {
         const struct kern_sampled *s = sampled_of(c, i);
         if (i > from) buf_putc(out, ',');
-        if (s) put_logprob(out, s->logprob);
+        if (s) completion__put_logprob(out, s->logprob);
         else buf_puts(out, "null");
     }
     buf_puts(out, "],\"top_logprobs\":[");

@@ -5,7 +5,7 @@
  * `req` until that choice's EVENT_DONE. A gen therefore outlives its exchange: the client gets its answer as soon
  * as the text is complete, the memory goes when the last request is back.
  *
- * api_completions.c drives it; completion_json.c turns it into JSON. */
+ * generate.c drives it; api_completions.c with completion_json.c and api_chat.c with chat_json.c are the two forms of it. */
 #ifndef MOED_SERVER_GEN_H
 #define MOED_SERVER_GEN_H
 
@@ -21,12 +21,32 @@ enum {
 };
 
 struct gen;
+struct choice;
+
+/* What an endpoint does in its own way. */
+struct gen_format {
+    const char *object, *chunk_object, *id_prefix;
+    int (*parse)(const struct parse_env *env, const char *body, size_t n, struct arena *a, struct gen_params *out, struct parse_error *e);
+    /* One choice as it is so far, for a whole response or as a chunk: n_text bytes of detok's text, marks n_shown..n_marks. */
+    void (*put_choice)(struct buf *out, const struct choice *c, size_t n_text, uint32_t n_marks);
+    void (*put_usage)(struct buf *out, const struct gen *g); /* "usage":{...} */
+};
+
+/* What a chat choice has besides: its bytes become text in `raw`, the reply parser takes that apart, and the answer goes
+ * through the choice's detok, which looks for stop strings there. */
+struct chat_choice {
+    struct detok raw;
+    struct chat_reply reply;
+    uint32_t n_calls_shown;
+    bool role_shown, one_call, hide_reasoning;
+};
 
 struct choice {
     struct request req;             /* E's between sched_submit and EVENT_DONE (cancel excepted)    */
     struct gen *gen;
     const struct gen_prompt *prompt;
     struct detok detok;
+    struct chat_choice *chat;       /* NULL = not chat; the gen's arena                             */
     struct detok_mark *marks;       /* NULL, or where each token's text begins: [echoed + max_tokens] */
     uint32_t n_echoed;              /* prompt tokens among the marks                                */
     uint32_t n_tokens;              /* generated and counted; tokens after a stop string are not    */
@@ -34,13 +54,14 @@ struct choice {
     uint32_t index;
     bool with_scheduler;            /* submitted, no EVENT_DONE yet                                 */
     bool started, finished;         /* finished: the client's view                                  */
-    const char *finish_reason;      /* "stop", "length"; NULL until finished                        */
+    const char *finish_reason;      /* "stop", "length", "tool_calls"; NULL until finished                        */
     uint64_t last_token_ns;
 };
 
 struct gen {
     struct gen *prev, *next;        /* api's list */
     struct server *server;
+    const struct gen_format *format;
     struct exchange *x;             /* NULL once answered                                           */
     struct arena arena;
     struct gen_params params;
@@ -54,7 +75,7 @@ struct gen {
     uint32_t n_out, n_unfinished;   /* choices the scheduler has; choices the client waits for      */
     const char *head;               /* JSON shared by all documents of this call, up to "choices"   */
     uint32_t head_len;
-    uint32_t prompt_tokens, cached_tokens, completion_tokens;
+    uint32_t prompt_tokens, cached_tokens, completion_tokens, reasoning_tokens;
     uint64_t submit_ns, first_start_ns, last_start_ns, last_token_ns;
 };
 
@@ -68,11 +89,27 @@ struct api {
     struct hist ttft, itl, e2e, prompt_tokens, output_tokens;
 };
 
-/* completion_json.c. All append to `out`; a buffer that ran full says so in out->failed. */
-int completion__make_head(struct gen *g);  /* fills head; 0 or ST_NOMEM */
-void completion__put_choice(struct buf *out, const struct choice *c, size_t n_text, uint32_t n_marks); /* detok text, marks n_shown..n_marks */
-void completion__put_usage(struct buf *out, const struct gen *g);   /* "usage":{...}   */
+/* ---- generate.c ---- */
+void gen_start(struct exchange *x, const struct gen_format *format);
+void gen__free(struct gen *g);
+void gen__cancel(struct gen *g);
+
+/* ---- api_chat.c ---- */
+struct chat_choice *chat_choice_new(struct gen *g); /* NULL when out of memory */
+void chat_choice_clear(struct chat_choice *c);      /* NULL is fine */
+void chat_choice_push(struct choice *c, const char *bytes, size_t n, bool match, struct detok_mark *at); /* as detok_push */
+void chat_choice_finish(struct choice *c);
+bool chat_choice_has_news(const struct chat_choice *c); /* something to stream besides detok's text */
+void chat_choice_sent(struct chat_choice *c);           /* all of that went out */
+bool chat_choice_is_done(const struct chat_choice *c);  /* the one call allowed is there */
+
+/* ---- completion_json.c, chat_json.c. All append to `out`; a buffer that ran full says so in out->failed. ---- */
+void completion__put_choice(struct buf *out, const struct choice *c, size_t n_text, uint32_t n_marks);
+void completion__put_usage(struct buf *out, const struct gen *g);
 void completion__put_timings(struct buf *out, const struct gen *g); /* "timings":{...} */
 void completion__put_error(struct buf *out, const struct api_error *e);
+void completion__put_logprob(struct buf *out, float v); /* JSON has no infinity: banned tokens are -9999 */
+void chat__put_choice(struct buf *out, const struct choice *c, size_t n_text, uint32_t n_marks);
+void chat__put_usage(struct buf *out, const struct gen *g);
 
 #endif

@@ -31,7 +31,7 @@
 #include "server/server.h"
 
 struct conn;
-struct api;    /* api_completions.c: live generations, by pointer */
+struct api;    /* api.c: live generations, by pointer */
 
 struct exchange {
     struct server *server;
@@ -97,6 +97,11 @@ void wake_close(struct wake *w);
 
 /* Handlers. */
 void api_completions(struct exchange *x);
+void api_chat(struct exchange *x);
+void api_tokenize(struct exchange *x);
+void api_detokenize(struct exchange *x);
+void api_apply_template(struct exchange *x);
+void api_props(struct exchange *x);
 void api_models(struct exchange *x);
 void api_health(struct exchange *x);
 void api_metrics(struct exchange *x);

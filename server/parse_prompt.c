@@ -21,6 +21,16 @@ static uint32_t prompt_limit(const struct parse *p) {
     return p->out->max_tokens == 0 ? p->env->n_ctx : p->env->n_ctx - 1;
 }
 
+int parse__fits(struct parse *p, const char *param, uint64_t n_ids) {
+    return n_ids > prompt_limit(p) ? too_long(p, param, "", n_ids) : 0;
+}
+
+int parse__text_fits(struct parse *p, const char *param, size_t n_bytes) {
+    uint32_t longest = p->env->max_piece_bytes;
+
+    return longest > 0 && n_bytes / longest > prompt_limit(p) ? too_long(p, param, "at least ", n_bytes / longest) : 0;
+}
+
 static int encode(struct parse *p, const char *text, size_t n, const char *param, struct gen_prompt *out) {
     const struct tokenizer *t = p->env->tokenizer;
     size_t cap = tokenizer_max_ids(t, n) + 1;
@@ -54,9 +64,9 @@ static int prompt_text(struct parse *p, const cJSON *v, const char *param, struc
     const char *text = v->valuestring;
     size_t n = strlen(text); /* the pre-scan refused NUL */
 
-    if (p->env->max_piece_bytes > 0 && n / p->env->max_piece_bytes > prompt_limit(p))
-        return too_long(p, param, "at least ", n / p->env->max_piece_bytes);
-    int rc = encode(p, text, n, param, out);
+    int rc = parse__text_fits(p, param, n);
+
+    if (rc == 0) rc = encode(p, text, n, param, out);
     if (rc || !p->echo) return rc;
     out->text = arena_strndup(p->arena, text, n);
     out->n_bytes = n;

@@ -28,6 +28,7 @@
 
 #include "base/arena.h"
 #include "kernels/sample.h"
+#include "server/chat_model.h"
 #include "server/detok.h"
 
 struct tokenizer;
@@ -50,10 +51,26 @@ struct parse_env {
     uint32_t max_piece_bytes;              /* longest vocabulary entry; 0 = unknown                         */
     const int32_t *eog;                    /* [n_eog] ids that end a generation                             */
     uint32_t n_eog;
+    const struct chat_model *chat;         /* NULL = no chat                                                */
+};
+
+enum tool_choice { TOOL_CHOICE_AUTO, TOOL_CHOICE_NONE, TOOL_CHOICE_REQUIRED, TOOL_CHOICE_NAMED };
+
+/* What a chat request adds: how its replies are taken apart. */
+struct gen_chat {
+    struct chat_dialect dialect;
+    const struct chat_tool *tools;         /* [n_tools]; none when tool_choice is "none"                    */
+    uint32_t n_tools;
+    enum tool_choice choice;
+    uint32_t chosen;                       /* TOOL_CHOICE_NAMED: its index                                  */
+    bool in_reasoning;                     /* the prompt ends inside the reasoning                          */
+    bool one_call;                         /* parallel_tool_calls: false                                    */
+    bool hide_reasoning;                   /* include_reasoning: false                                      */
+    uint32_t thinking_budget;              /* tokens; UINT32_MAX = none                                     */
 };
 
 struct gen_prompt {
-    const char *text;                      /* NULL when given as ids, or when nobody will look (no echo)    */
+    const char *text;                      /* NULL when given as ids, or when nobody will look              */
     size_t n_bytes;
     const int32_t *ids;                    /* [n_ids], n_ids >= 1                                           */
     uint32_t n_ids;
@@ -72,6 +89,8 @@ struct gen_params {                        /* pointers: the arena's             
     uint32_t n_stop_ids;
     bool ignore_eos;                       /* only when nothing but eog would end a sequence                */
     bool echo, stream, include_usage, continuous_usage, no_prefix_cache;
+    bool is_chat;
+    struct gen_chat chat;
 };
 
 struct parse_error {
@@ -84,6 +103,36 @@ struct parse_error {
 /* 0, or a status with *e filled. `out` is meaningful on 0 only and lives as long as `a`. */
 int parse_completion(const struct parse_env *env, const char *body, size_t n_bytes, struct arena *a,
                      struct gen_params *out, struct parse_error *e);
+
+/* The body of POST /v1/chat/completions: messages rendered by the model's template become the one prompt. Rules beside
+ * those above:
+ * - roles: system, developer (system where the template does not know it), user, assistant, tool. Content is a string or
+ *   a list of text parts, which are joined by line breaks; a part of another type is 400 naming it. An assistant's may
+ *   be null beside tool_calls or reasoning_content. tool_calls' arguments are JSON text of an object, or the object.
+ *   Other members of a message are given to the template as they are.
+ * - A last assistant message is continued, unless add_generation_prompt is true or continue_final_message false; both
+ *   true, or two assistant messages at the end, are 400.
+ * - max_tokens defaults to what fits. logprobs is a bool, top_logprobs 0..20 needs it.
+ * - Text of a request never becomes a control token. What the template refuses is 400 with its own message. */
+int parse_chat(const struct parse_env *env, const char *body, size_t n_bytes, struct arena *a,
+               struct gen_params *out, struct parse_error *e);
+
+/* The same messages as text, prompts[0].text, or as tokens; both may be longer than the context. */
+int parse_chat_text(const struct parse_env *env, const char *body, size_t n_bytes, struct arena *a,
+                    struct gen_params *out, struct parse_error *e);
+int parse_chat_tokens(const struct parse_env *env, const char *body, size_t n_bytes, struct arena *a,
+                      struct gen_params *out, struct parse_error *e);
+
+/* /tokenize: `content` (or `prompt`) as text, or `messages` as above; /detokenize: `tokens`. */
+struct text_params {
+    bool is_messages, with_pieces;
+    const int32_t *ids;                    /* [n_ids] the arena's                                           */
+    size_t n_ids;
+};
+int parse_tokenize(const struct parse_env *env, const char *body, size_t n_bytes, struct arena *a,
+                   struct text_params *out, struct parse_error *e);
+int parse_detokenize(const struct parse_env *env, const char *body, size_t n_bytes, struct arena *a,
+                     struct text_params *out, struct parse_error *e);
 
 /* Tokens that max_tokens allows behind this prompt. */
 uint32_t parse_room(const struct parse_env *env, const struct gen_params *p, const struct gen_prompt *prompt);

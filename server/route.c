@@ -7,12 +7,6 @@
 
 #include "server/transport.h"
 
-static void api_chat_place(struct exchange *x) {
-    struct api_error e = {.status = 501, .code = "not_supported",
-                          .message = "Chat completions are not served yet; use POST /v1/completions."};
-    reply_error(x, &e);
-}
-
 struct route {
     const char *path;
     route_fn get, post; /* NULL = the route does not serve it; get serves HEAD too */
@@ -25,7 +19,11 @@ static const struct route routes[] = {
     {"/metrics", api_metrics, NULL, false, false},
     {"/v1/models", api_models, NULL, true, false},
     {"/v1/completions", NULL, api_completions, false, true},
-    {"/v1/chat/completions", NULL, api_chat_place, false, true},
+    {"/v1/chat/completions", NULL, api_chat, false, true},
+    {"/tokenize", NULL, api_tokenize, false, false},
+    {"/detokenize", NULL, api_detokenize, false, false},
+    {"/apply-template", NULL, api_apply_template, false, false},
+    {"/props", api_props, NULL, false, false},
     {"/admin/offload", api_offload_show, api_offload_set, false, false},
 };
 
@@ -88,7 +86,8 @@ bool route__check(struct exchange *x, const struct http_parse *p) {
         return i >= 0 || strcmp(x->path, "*") == 0 || refuse(x, 404, "not_found", "There is no such route.");
     if (i < 0)
         return refuse(x, 404, "not_found",
-                      "There is no such route; this server has /v1/completions, /v1/models, /health and /metrics.");
+                      "There is no such route; this server has /v1/chat/completions, /v1/completions, /v1/models, /tokenize, /detokenize, "
+                      "/apply-template, /props, /health and /metrics.");
     if (routes[i].get != NULL && (p->method == METHOD_GET || p->method == METHOD_HEAD)) return true;
     if (routes[i].post != NULL && p->method == METHOD_POST) return check_post(x, &routes[i], p);
     reply__not_allowed(x, allowed_methods(i));

@@ -12,11 +12,13 @@
 #include "engine/engine.h"
 
 struct tokenizer;
+struct chat_model;
 struct server; /* opaque */
 
 struct server_opts {
     const struct config *config;       /* borrowed until server_close                                     */
     const struct tokenizer *tokenizer; /* borrowed until server_close                                     */
+    const struct chat_model *chat;     /* borrowed until server_close; NULL = no chat endpoint            */
     const char *model_name;            /* id shown to clients                                             */
     const struct engine_ops *ops;      /* the server starts and stops the scheduler over this engine      */
     void *engine;

@@ -83,7 +83,7 @@ struct listener {
 
 /* ---- metrics ---- */
 
-enum { HTTP_N_ROUTES = 10, HTTP_N_CODES = 20 }; /* the last of each means "other" */
+enum { HTTP_N_ROUTES = 16, HTTP_N_CODES = 20 }; /* the last of each means "other" */
 enum http_timeout { TIMEOUT_HEAD, TIMEOUT_BODY, TIMEOUT_IDLE, TIMEOUT_WRITE, N_TIMEOUTS };
 
 struct http_stats {

@@ -20,7 +20,7 @@ DAG = {
     "engine": {"base", "model", "kernels", "offload"},
     "grammar": {"base"},
     "scheduler": {"base", "engine/engine.h", "kernels/sample.h", "grammar/token_filter.h"},
-    "server": {"base", "chat/template.h", "chat/value.h", "config", "model/tokenizer.h", "scheduler", "grammar", "engine/engine.h",
+    "server": {"base", "chat", "config", "model/tokenizer.h", "scheduler", "grammar", "engine/engine.h",
                "kernels/sample.h"},
 }
 COMPOSITION_ROOT = re.compile(r"server/(main|cmd_\w+)\.[ch]$")

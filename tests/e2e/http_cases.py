@@ -109,7 +109,7 @@ CASES = [
     ("get_on_post_route", get(target=b"/v1/completions") + TAIL, [405, 200]),
     ("delete", b"DELETE /v1/models/fake HTTP/1.1\r\n" + H + b"\r\n" + TAIL, [405, 200]),
     ("unknown_route_body", post(CL, BODY, target=b"/nope") + TAIL, [404]),
-    ("chat_place", post(CL, BODY, target=b"/v1/chat/completions") + TAIL, [501, 200]),
+    ("chat_place", post(CL, BODY, target=b"/v1/chat/completions") + TAIL, [400, 200]),
     # ---- Host ----
     ("no_host", get(host=b"") + TAIL, [400]),
     ("no_host_10", get(host=b"", version=b"HTTP/1.0"), OK),

@@ -27,6 +27,7 @@ struct fake_opts {
     bool (*fails)(void *ctx, const struct batch_item *it); /* NULL, or this item fails: an expert cannot be read; on E */
     void *fails_ctx;
     struct step_experts experts; /* what every step says of the expert store */
+    int32_t (*script)(const int32_t *tokens, uint32_t n, uint64_t counter); /* NULL, or pure: the token to draw, -1 = as usual */
     void (*on_step)(void *ctx, const struct batch *b); /* NULL, or sees every valid batch, on thread E  */
     void *on_step_ctx;
 };
@@ -113,6 +114,8 @@ static inline void fake_draw(const struct fake_opts *o, const int32_t *tokens, u
     if (p->temperature > 0)
         h = fake_mix(fake_mix(h, p->seed), counter);
     id = o->eos >= 0 && h % o->eos_every == 0 ? o->eos : (int32_t)(h / 7 % o->info.n_vocab);
+    if (o->script && o->script(tokens, n, counter) >= 0)
+        id = o->script(tokens, n, counter);
     while (fake_banned(p, id))
         id = (int32_t)((id + 1) % (int32_t)o->info.n_vocab);
     *out = (struct kern_sampled){.id = id, .logprob = -(float)(h % 1000) / 100};

@@ -39,23 +39,38 @@ bool tokenizer_is_eog(const struct tokenizer *t, int32_t id) { return (void)t, i
 bool tokenizer_is_control(const struct tokenizer *t, int32_t id) { return (void)t, id >= FAKE_BOS && id <= FAKE_IM; }
 size_t tokenizer_max_ids(const struct tokenizer *t, size_t n_bytes) { return (void)t, n_bytes + 2; }
 
-int64_t tokenizer_encode(const struct tokenizer *t, const char *text, size_t n_bytes, unsigned flags, int32_t *ids, size_t cap) {
-    size_t n = 0;
+int64_t tokenizer_encode_guarded(const struct tokenizer *t, const char *text, size_t n_bytes, unsigned flags, const struct tokenizer_span *guarded,
+                                 size_t n_guarded, int32_t *ids, size_t cap) {
+    size_t n = 0, g = 0;
 
     if ((flags & TOK_ADD_SPECIAL) && t->bos && n_bytes > 0) ids[n++] = FAKE_BOS;
     for (size_t i = 0, len; i < n_bytes; i += len) {
         int32_t best = (uint8_t)text[i];
         len = 1;
+        while (g < n_guarded && guarded[g].end <= i) g++;
         for (int32_t id = 256; id < FAKE_N_VOCAB; id++) {
             size_t k = fake_pieces[id - 256].len;
-            bool special = id <= FAKE_IM;
-            if (k > len && k <= n_bytes - i && memcmp(text + i, fake_pieces[id - 256].text, k) == 0 && (!special || (flags & TOK_PARSE_SPECIAL)))
+            bool special = id <= FAKE_IM, open = (flags & TOK_PARSE_SPECIAL) && (g == n_guarded || i + k <= guarded[g].start);
+            if (k > len && k <= n_bytes - i && memcmp(text + i, fake_pieces[id - 256].text, k) == 0 && (!special || open))
                 best = id, len = k;
         }
         if (n == cap) return ST_LIMIT;
         ids[n++] = best;
     }
     return (int64_t)n;
+}
+
+int64_t tokenizer_encode(const struct tokenizer *t, const char *text, size_t n_bytes, unsigned flags, int32_t *ids, size_t cap) {
+    return tokenizer_encode_guarded(t, text, n_bytes, flags, NULL, 0, ids, cap);
+}
+
+int32_t tokenizer_find(const struct tokenizer *t, const char *piece, size_t len) {
+    (void)t;
+    if (len == 1) return (uint8_t)*piece;
+    for (int32_t id = 256; id < FAKE_N_VOCAB; id++) {
+        if (fake_pieces[id - 256].len == len && memcmp(fake_pieces[id - 256].text, piece, len) == 0) return id;
+    }
+    return -1;
 }
 
 #endif

@@ -100,19 +100,6 @@ TEST(mutations_agree_with_cjson) {
     }
 }
 
-TEST(nth_number_keeps_digits) {
-    static const char doc[] = " { \"a,:\\\"\" : [1,{\"x\":2}] , \"seed\": 9223372036854775807 , \"b\":\"s,\\\\\",\"c\":-12e3}";
-    size_t len;
-    const char *s = json_nth_number(doc, sizeof doc - 1, 1, &len);
-    CHECK(len == 19 && memcmp(s, "9223372036854775807", 19) == 0);
-    s = json_nth_number(doc, sizeof doc - 1, 3, &len);
-    CHECK(len == 5 && memcmp(s, "-12e3", 5) == 0);
-    json_nth_number(doc, sizeof doc - 1, 2, &len);
-    CHECK(len == 0);
-    json_nth_number(doc, sizeof doc - 1, 4, &len);
-    CHECK(len == 0);
-}
-
 static bool writes(const char *in, size_t n, const char *want) {
     struct buf b;
     buf_init(&b, 1000);
@@ -198,7 +185,6 @@ int main(void) {
     RUN(refuses_with_byte);
     RUN(limits_hold);
     RUN(mutations_agree_with_cjson);
-    RUN(nth_number_keeps_digits);
     RUN(strings_are_escaped);
     RUN(numbers_round_trip);
     RUN(scan_tells_cut_from_wrong);
