@@ -155,7 +155,8 @@ void program__clear(struct program *p);
 
 /* ---- vocab.c ---- */
 
-struct trie_node { uint32_t end, tok; uint8_t byte; }; /* depth first; the subtree is [self + 1, end) */
+/* Depth first; the subtree is [self + 1, end). plain: all tokens from here down are, see below. */
+struct trie_node { uint32_t end, tok; uint8_t byte; bool plain; };
 
 struct grammar_vocab {
     uint32_t n_vocab, n_words, n_nodes, max_token_bytes;
@@ -165,6 +166,12 @@ struct grammar_vocab {
     uint32_t *text_at;              /* [n_vocab + 1] into text                                           */
     char *text;
     uint32_t *eog, *control;        /* bit masks, control with eog                                       */
+    /* Plain tokens are whole code points that a JSON string takes as they are: no control characters, no " and no \. Most of
+     * a vocabulary is plain, and most long walks are through states to which all plain code points are alike. */
+    uint32_t *plain;                /* bit mask                                                          */
+    int32_t *plain_ids;             /* [n_plain] by rising number of code points                         */
+    uint32_t *plain_end;            /* [max_plain + 1] how many of them have at most so many              */
+    uint32_t n_plain, max_plain;
 };
 
 /* ---- run.c ---- */

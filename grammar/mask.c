@@ -72,6 +72,7 @@ struct walk {
     const struct program *p;
     uint32_t *words;
     bool want_exits;
+    bool skip_plain;           /* plain tokens are in `words` already                      */
 };
 
 static void accept_node(struct walk *w, uint32_t node) {
@@ -110,7 +111,7 @@ static void walk_state(struct walk *w, uint32_t node, uint32_t state) {
         uint8_t byte = w->nodes[child].byte;
         while (x < x_end && x->hi < byte) x++;
         if (x == x_end) return;
-        if (x->lo > byte) continue;
+        if (x->lo > byte || (w->skip_plain && w->nodes[child].plain)) continue;
         accept_node(w, child);
         if (has_below(w, child)) walk_into(w, child, x->to);
         if (w->g->run.status) return;
@@ -145,6 +146,7 @@ static void walk_set(struct walk *w, uint32_t node, uint32_t base, uint32_t end)
         return;
     }
     for (uint32_t child = node + 1, stop = w->nodes[node].end; child < stop && !r->status; child = w->nodes[child].end) {
+        if (w->skip_plain && w->nodes[child].plain) continue;
         if (run__step(r, base, end, w->nodes[child].byte)) {
             accept_node(w, child);
             if (r->bottom) exit_at(w, child);
@@ -154,6 +156,75 @@ static void walk_set(struct walk *w, uint32_t node, uint32_t base, uint32_t end)
         r->k->n_frames = n_frames;
         r->k->n_edges = n_edges;
     }
+}
+
+/* ---- plain tokens ---- */
+
+/* The code points of plain tokens, as bytes. */
+static const struct { uint8_t n, range[4][2]; } PLAIN[] = {
+    { 1, { { 0x20, '"' - 1 } } }, { 1, { { '"' + 1, '\\' - 1 } } }, { 1, { { '\\' + 1, 0x7E } } },
+    { 2, { { 0xC2, 0xDF }, { 0x80, 0xBF } } }, { 3, { { 0xE0, 0xE0 }, { 0xA0, 0xBF }, { 0x80, 0xBF } } },
+    { 3, { { 0xE1, 0xEC }, { 0x80, 0xBF }, { 0x80, 0xBF } } }, { 3, { { 0xED, 0xED }, { 0x80, 0x9F }, { 0x80, 0xBF } } },
+    { 3, { { 0xEE, 0xEF }, { 0x80, 0xBF }, { 0x80, 0xBF } } }, { 4, { { 0xF0, 0xF0 }, { 0x90, 0xBF }, { 0x80, 0xBF }, { 0x80, 0xBF } } },
+    { 4, { { 0xF1, 0xF3 }, { 0x80, 0xBF }, { 0x80, 0xBF }, { 0x80, 0xBF } } }, { 4, { { 0xF4, 0xF4 }, { 0x80, 0x8F }, { 0x80, 0xBF }, { 0x80, 0xBF } } },
+};
+enum { N_PLAIN = sizeof PLAIN / sizeof *PLAIN };
+
+static bool waits_for_bytes_alone(const struct prog_state *s) {
+    return !s->final && s->calls == s[1].calls;
+}
+
+/* Every text of PLAIN[k] from its byte i on leads from `state` to one and the same state, *to. */
+static bool leads_to_one(const struct program *p, uint32_t state, uint32_t k, uint32_t i, uint32_t *to) {
+    const struct prog_state *s = &p->states[state];
+    uint32_t next = PLAIN[k].range[i][0], hi = PLAIN[k].range[i][1];
+    if (!waits_for_bytes_alone(s)) return false;
+    for (uint32_t e = s->edges; e < s[1].edges && next <= hi; e++) {
+        const struct prog_edge *x = &p->edges[e];
+        if (x->hi < next) continue;
+        if (x->lo > next) return false;
+        if (i + 1u < PLAIN[k].n) {
+            if (!leads_to_one(p, x->to, k, i + 1, to)) return false;
+        } else if (*to == UINT32_MAX) {
+            *to = x->to;
+        } else if (p->states[*to].same != p->states[x->to].same) {
+            return false;
+        }
+        next = x->hi + 1u;
+    }
+    return next > hi;
+}
+
+static bool takes_no_plain(const struct program *p, uint32_t state) {
+    const struct prog_state *s = &p->states[state];
+    for (uint32_t e = s->edges; e < s[1].edges; e++)
+        for (uint32_t k = 0; k < N_PLAIN; k++)
+            if (p->edges[e].lo <= PLAIN[k].range[0][1] && p->edges[e].hi >= PLAIN[k].range[0][0]) return false;
+    return waits_for_bytes_alone(s);
+}
+
+/* How many plain code points can follow, whichever they are, with none beyond and no end of the rule among them: then the
+ * plain tokens are those of so many code points. At most max; 0 when it is not like that. */
+static uint32_t plain_chain(const struct program *p, uint32_t state, uint32_t max) {
+    for (uint32_t n = 0; n < max; n++) {
+        uint32_t to = UINT32_MAX;
+        for (uint32_t k = 0; k < N_PLAIN; k++)
+            if (!leads_to_one(p, state, k, 0, &to)) return takes_no_plain(p, state) ? n : 0;
+        if (p->states[to].same == p->states[state].same) return max;
+        state = to;
+    }
+    return max;
+}
+
+static void add_plain(struct walk *w, uint32_t state) {
+    const struct grammar_vocab *v = w->g->v;
+    uint32_t n = plain_chain(w->p, state, v->max_plain);
+    if (n == 0) return;
+    w->skip_plain = true;
+    if (n == v->max_plain)
+        for (uint32_t i = 0; i < v->n_words; i++) w->words[i] |= v->plain[i];
+    else
+        for (uint32_t i = 0; i < v->plain_end[n]; i++) w->words[v->plain_ids[i] / 32] |= 1u << v->plain_ids[i] % 32;
 }
 
 /* ---- entries ---- */
@@ -204,6 +275,7 @@ static struct entry *entry_of_state(struct grammar *g, uint32_t state) {
     struct entry **at = &g->cache.by_state[g->p.states[state].same];
     if (*at) return *at;
     struct walk w = begin_walk(g, g->cache.words, !g->p.states[state].top, own_stacks(g));
+    add_plain(&w, state);
     walk_state(&w, 0, state);
     return *at = pack(g);
 }

@@ -55,11 +55,13 @@ void schema__array(struct schema *x, const struct items *l, uint32_t rule, uint3
     struct bounds o = read_bounds(x, l);
     if (b->status || o.min > o.max) return;
     uint32_t last = o.max != UINT32_MAX ? o.max : o.prefix > o.min ? o.prefix : o.min; /* counted ones */
-    uint32_t before = nfa__node(b, nfa_of(x, rule)), space = nfa__node(b, nfa_of(x, rule)), end = nfa__node(b, nfa_of(x, rule));
-    json__byte_space(b, rule, from, before, '[');
+    struct nfa *n = nfa_of(x, rule);
+    uint32_t open = nfa__node(b, n), before = nfa__node(b, n), space = nfa__node(b, n), end = nfa__node(b, n);
+    nfa__eps(b, n, open, before); /* only here can the end follow at once: `before` comes after commas, too */
+    json__byte_space(b, rule, from, open, '[');
     json__call(b, rule, space, end, JSON_RULE_SPACE);
     json__byte(b, rule, end, to, ']');
-    if (o.min == 0 && !b->status) nfa__eps(b, nfa_of(x, rule), before, end);
+    if (o.min == 0 && !b->status) nfa__eps(b, nfa_of(x, rule), open, end);
     for (uint32_t i = 0; i <= last && !b->status; i++) {
         if (i == last && o.max != UINT32_MAX) break;
         uint32_t element = element_rule(x, l, i < o.prefix ? i : UINT32_MAX);

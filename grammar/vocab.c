@@ -46,6 +46,48 @@ static void build_trie(struct grammar_vocab *v, const struct sortable *tokens, u
     v->n_nodes = n_nodes;
 }
 
+/* ---- plain tokens ---- */
+
+/* Code points of a plain text, 0 when it is not plain. */
+static uint32_t plain_length(const char *s, uint32_t n) {
+    uint32_t length = 0, cp;
+    for (size_t at = 0; at < n; length++)
+        if (!utf8__next(s, n, &at, &cp) || cp < 0x20 || cp == '"' || cp == '\\' || cp == 0x7F) return 0;
+    return length;
+}
+
+/* Counting sort by length; then the nodes, by how many plain tokens stand before each place of the sorted vocabulary. */
+static int find_plain(struct grammar_vocab *v, const struct sortable *tokens, uint32_t n) {
+    uint32_t *before = mem_zalloc(n + 1u, sizeof *before);
+    v->plain = mem_zalloc(v->n_words, sizeof *v->plain);
+    v->plain_ids = mem_zalloc(n + 1u, sizeof *v->plain_ids);
+    v->plain_end = mem_zalloc(MAX_TOKEN_BYTES + 2, sizeof *v->plain_end);
+    if (!before || !v->plain || !v->plain_ids || !v->plain_end) {
+        mem_free(before);
+        return ST_NOMEM;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t length = plain_length(tokens[i].bytes, tokens[i].n_bytes);
+        before[i + 1] = before[i] + (length > 0);
+        if (length == 0) continue;
+        v->plain[tokens[i].id / 32] |= 1u << tokens[i].id % 32;
+        v->plain_end[length + 1]++;
+        v->max_plain = length > v->max_plain ? length : v->max_plain;
+    }
+    for (uint32_t k = 1; k <= v->max_plain + 1; k++) v->plain_end[k] += v->plain_end[k - 1];
+    for (uint32_t i = 0; i < n; i++)
+        if (before[i + 1] > before[i]) v->plain_ids[v->plain_end[plain_length(tokens[i].bytes, tokens[i].n_bytes)]++] = tokens[i].id;
+    v->n_plain = before[n];
+    for (uint32_t i = 1; i < v->n_nodes; i++) {
+        uint32_t from = v->nodes[i].tok, to = v->nodes[v->nodes[i].end].tok;
+        v->nodes[i].plain = before[to] - before[from] == to - from;
+    }
+    mem_free(before);
+    return ST_OK;
+}
+
+/* ---- interface ---- */
+
 static int check(const struct grammar_token *tokens, uint32_t n, uint64_t *n_text, struct err *e) {
     if (n < 1 || n > 1u << 22) return err_set(e, ST_INVALID, "vocabulary: expected 1 to 2^22 tokens, found %u", n);
     *n_text = 0;
@@ -97,6 +139,7 @@ int grammar_vocab_open(struct grammar_vocab **out, const struct grammar_token *t
     v->nodes = mem_alloc((v->n_nodes + 1u) * sizeof *v->nodes);
     if (!v->nodes) goto fail;
     build_trie(v, s, n_sorted);
+    if (find_plain(v, s, n_sorted)) goto fail;
     mem_free(s);
     *out = v;
     return ST_OK;
@@ -116,5 +159,8 @@ void grammar_vocab_close(struct grammar_vocab *v) {
     mem_free(v->text);
     mem_free(v->eog);
     mem_free(v->control);
+    mem_free(v->plain);
+    mem_free(v->plain_ids);
+    mem_free(v->plain_end);
     mem_free(v);
 }

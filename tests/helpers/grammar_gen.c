@@ -20,6 +20,7 @@ struct gen {
     struct grammar_vocab *v;
     struct grammar *g;
     uint64_t seed;
+    uint32_t closers[512], n_closers; /* ends of generation, then single bytes that end things */
 };
 
 static uint32_t rnd(struct gen *g) {
@@ -73,6 +74,10 @@ static void read_vocabulary(struct gen *g, const char *path) {
     fclose(f);
     if (grammar_vocab_open(&g->v, g->tokens, g->n_vocab, &e)) die(e.text);
     g->mask = calloc(g->n_vocab / 32 + 1, sizeof *g->mask);
+    for (const char *c = "!\"}],:0 "; *c; c++) /* ! stands for the ends of generation */
+        for (uint32_t i = 0; i < g->n_vocab && g->n_closers < 512; i++)
+            if (*c == '!' ? g->tokens[i].kind == GRAMMAR_EOG : g->tokens[i].n_bytes == 1 && g->tokens[i].bytes[0] == *c && g->tokens[i].kind == GRAMMAR_TEXT)
+                g->closers[g->n_closers++] = i;
 }
 
 static bool allowed(const struct gen *g, uint32_t id) {
@@ -81,36 +86,42 @@ static bool allowed(const struct gen *g, uint32_t id) {
 
 /* A token that tends to end what is open, or -1. */
 static int32_t pick_closing(struct gen *g) {
-    static const char CLOSERS[] = "\"}],:0 ";
-    int32_t best = -1;
-    size_t best_rank = sizeof CLOSERS;
-    for (uint32_t i = 0, id = rnd(g) % g->n_vocab; i < g->n_vocab; i++, id = id + 1 == g->n_vocab ? 0 : id + 1) {
-        if (!allowed(g, id)) continue;
-        if (g->tokens[id].kind == GRAMMAR_EOG) return (int32_t)id;
-        const char *c = g->tokens[id].n_bytes == 1 ? strchr(CLOSERS, g->tokens[id].bytes[0]) : NULL;
-        if (c && *c && (size_t)(c - CLOSERS) < best_rank) {
-            best = (int32_t)id;
-            best_rank = (size_t)(c - CLOSERS);
+    for (uint32_t i = 0; i < g->n_closers; i++)
+        if (allowed(g, g->closers[i])) return (int32_t)g->closers[i];
+    return -1;
+}
+
+static uint32_t n_allowed(const struct gen *g) {
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < g->n_vocab / 32 + 1; i++) n += (uint32_t)__builtin_popcount(g->mask[i]);
+    return n;
+}
+
+/* The wanted-th allowed token. */
+static int32_t nth_allowed(const struct gen *g, uint32_t wanted) {
+    for (uint32_t i = 0;; i++) {
+        uint32_t bits = g->mask[i], n = (uint32_t)__builtin_popcount(bits);
+        if (wanted >= n) {
+            wanted -= n;
+            continue;
         }
+        for (; wanted > 0; wanted--) bits &= bits - 1;
+        return (int32_t)(i * 32 + (uint32_t)__builtin_ctz(bits));
     }
-    return best;
 }
 
 static int32_t pick(struct gen *g, uint32_t i, uint32_t max) {
     bool hurry = i > max / 2 || rnd(g) % 4 == 0;
     int32_t id = hurry ? pick_closing(g) : -1;
     if (id >= 0) return id;
-    uint32_t n = 0, wanted;
-    for (uint32_t k = 0; k < g->n_vocab; k++) n += allowed(g, k);
+    uint32_t n = n_allowed(g);
     if (n == 0) die("nothing is allowed");
-    wanted = rnd(g) % n;
-    for (uint32_t k = 0;; k++)
-        if (allowed(g, k) && wanted-- == 0) return (int32_t)k;
+    return nth_allowed(g, rnd(g) % n);
 }
 
 /* Random tokens: the mask and accept must agree on them. */
 static void cross_check(struct gen *g, const struct grammar_state *st) {
-    for (int i = 0; i < 20; i++) {
+    for (int i = 0; i < 8; i++) {
         struct grammar_state *copy;
         uint32_t id = rnd(g) % g->n_vocab;
         if (grammar_state_clone(&copy, st)) die("memory");
@@ -128,7 +139,7 @@ static void generate(struct gen *g) {
     if (grammar_state_open(&st, g->g)) die("memory");
     for (uint32_t i = 0; i < max; i++) {
         if (grammar_state_mask(st, g->mask)) die("mask failed");
-        if (i < 50) cross_check(g, st);
+        if (i < 30) cross_check(g, st);
         int32_t id = pick(g, i, max);
         if (grammar_state_accept(st, id)) die("an allowed token was refused");
         if ((complete = g->tokens[id].kind == GRAMMAR_EOG)) break;

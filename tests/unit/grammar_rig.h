@@ -19,7 +19,8 @@ static const char *const RIG_LONGER[] = {
 };
 enum { RIG_EOG = 256, RIG_CONTROL, RIG_FIRST_LONG, N_LONGER = sizeof RIG_LONGER / sizeof *RIG_LONGER, RIG_VOCAB = RIG_FIRST_LONG + N_LONGER, RIG_WORDS = (RIG_VOCAB + 31) / 32 };
 
-static inline struct grammar_vocab *rig_vocab(void) {
+/* NULL when memory is out. */
+static inline struct grammar_vocab *rig_vocab_quiet(void) {
     static char bytes[256];
     static struct grammar_token t[RIG_VOCAB];
     struct grammar_vocab *v = NULL;
@@ -33,8 +34,14 @@ static inline struct grammar_vocab *rig_vocab(void) {
     t[RIG_CONTROL] = (struct grammar_token){"<|call|>", 8, GRAMMAR_CONTROL};
     for (int i = 0; i < N_LONGER; i++)
         t[RIG_FIRST_LONG + i] = (struct grammar_token){RIG_LONGER[i], (uint32_t)strlen(RIG_LONGER[i]), GRAMMAR_TEXT};
-    if (grammar_vocab_open(&v, t, RIG_VOCAB, &e) != ST_OK)
-        printf("vocabulary: %s\n", e.text);
+    return grammar_vocab_open(&v, t, RIG_VOCAB, &e) == ST_OK ? v : NULL;
+}
+
+static inline struct grammar_vocab *rig_vocab(void) {
+    struct grammar_vocab *v = rig_vocab_quiet();
+
+    if (!v)
+        printf("FAIL rig: no vocabulary\n");
     return v;
 }
 
