@@ -97,6 +97,8 @@ $(B)/%.o: %.c
 	@echo "CC   $<"
 	$(Q)$(CC) $(CSTD) $(WARN) $(CFLAGS) $(if $(filter kernels/%,$<),$(if $(SAN),,-O3)) $(call isa,$<) $(SANF) $(PKG) $(LLHTTP_INC) -c -o $@ $<
 
+$(B)/server/api_page.o: server/page/index.html
+
 $(B)/llhttp/%.o: $(LLHTTP_SRC_DIR)/%.c
 	@mkdir -p $(@D)
 	@echo "CC   $<"

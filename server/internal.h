@@ -103,6 +103,7 @@ void api_detokenize(struct exchange *x);
 void api_apply_template(struct exchange *x);
 void api_props(struct exchange *x);
 void api_models(struct exchange *x);
+void api_page(struct exchange *x);
 void api_health(struct exchange *x);
 void api_metrics(struct exchange *x);
 void api_offload_show(struct exchange *x);

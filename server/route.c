@@ -15,6 +15,7 @@ struct route {
 };
 
 static const struct route routes[] = {
+    {"/", api_page, NULL, false, false},
     {"/health", api_health, NULL, false, false},
     {"/metrics", api_metrics, NULL, false, false},
     {"/v1/models", api_models, NULL, true, false},
