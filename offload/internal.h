@@ -79,7 +79,7 @@ int offload__budget(const struct offload__catalog *c, uint64_t ram_bytes, struct
  * -> EMPTY. Pinned while a want of the running step holds it; only a READY slot without pins is evicted. A slot with a
  * read in flight is never given away: the disk may still write to it. */
 enum offload__slot_state { SLOT_EMPTY, SLOT_RESERVED, SLOT_FILLED, SLOT_READY };
-enum offload__why { WHY_DEMAND, WHY_GUESS, WHY_FILL };
+enum offload__why { WHY_DEMAND, WHY_GUESS, WHY_AHEAD /* of a prefill: the next layer */, WHY_FILL };
 
 struct offload__slot {
     uint32_t key;                 /* NONE when EMPTY                                                    */
@@ -94,7 +94,7 @@ struct offload__slot {
     bool unwanted, told;          /* let its reads be cancelled; the disk was told                      */
     bool dead;                    /* the disk holds its reads without end; holds no key any more        */
     bool busy;                    /* FILLED and somebody is at it                                       */
-    bool stream, guess;           /* brought in by a prefill; a guess not judged yet                    */
+    bool stream, guess;           /* brought in by a prefill; by a guess (or ahead) not judged yet      */
     uint64_t not_before;          /* retry time                                                         */
     uint64_t tick;                /* of the reservation                                                 */
     size_t at[OFFLOAD__PARTS];    /* of the parts in the slot, written before READY by whoever is at it */
@@ -106,8 +106,20 @@ struct offload__want { uint32_t expert, slot; uint8_t state; };
 struct offload__queue { uint32_t head, tail; };
 struct offload__victims { uint64_t tick; uint32_t n, slots[16], generations[16]; };
 
+/* Guesses: what was said about a layer last, how often each rank was right, and what is still to be loaded. A rank is
+ * judged whether or not it was loaded, so one that does not pay is tried again as soon as it would. */
+struct offload__guess { uint32_t expert; bool absent; /* when it was guessed */ };
+struct offload__guess_list { uint32_t n; struct offload__guess at[OFFLOAD__GUESSES]; };
+struct offload__guesses {
+    struct offload__guess_list *layers;   /* [n_layers], owned */
+    double precision[OFFLOAD__GUESSES];   /* by rank, of those absent; smoothed */
+    struct { uint32_t key, rank; } wait[64]; /* ring: to be loaded, best first */
+    uint32_t wait_head, n_wait;
+    uint32_t n_unjudged;                  /* slots with the mark */
+};
+
 struct offload__slots {
-    uint32_t n_experts, n_used, n_keys, n_classes, n_spans;
+    uint32_t n_layers, n_experts, n_used, n_keys, n_classes, n_spans;
     const uint8_t *layer_class;           /* [n_layers], borrowed                                        */
     size_t slot_bytes[OFFLOAD__CLASSES];
     uint32_t first[OFFLOAD__CLASSES];     /* slots of class c: first[c] .. first[c] + active[c]          */
@@ -123,7 +135,7 @@ struct offload__slots {
 
     /* The running step. */
     uint32_t layer, n_wants, n_left /* not handed out */, n_waiting;
-    bool stream;
+    bool stream, begun;                   /* begun: a step was, once                                     */
     struct offload__want *wants;          /* [n_experts]                                                 */
     uint32_t *want_of;                    /* [n_experts], NONE outside the step                          */
     uint32_t *ready;                      /* [n_experts] wants: released, handed out, to hand out        */
@@ -132,7 +144,11 @@ struct offload__slots {
     /* Reads. */
     struct offload__queue demand, low, filled;
     uint32_t in_flight, n_dead, n_filled, n_unwanted;
-    uint32_t low_in_flight, low_most;     /* spans that no want waits for, so that a demand read has the disk soon */
+    uint32_t low_in_flight, low_most;     /* spans of guesses and filling, few so that a demand read has the disk soon */
+    struct offload__guesses guesses;
+    uint32_t ahead_layer, ahead_next, n_ahead; /* of a prefill: layer and next expert; slots with WHY_AHEAD, unjudged */
+    const uint32_t *fill_order;           /* [n_keys] hottest first, or NULL: nothing is filled; borrowed */
+    uint32_t fill_next;
     bool draining;                        /* no read is begun                                            */
     uint64_t work;                        /* changes when the reader may have something to do            */
 
@@ -150,6 +166,10 @@ void offload__slots_begin(struct offload__slots *s, uint32_t layer, const struct
 uint32_t offload__slots_next(struct offload__slots *s, uint32_t *wants, uint32_t cap);
 void offload__slots_release(struct offload__slots *s);
 void offload__slots_end(struct offload__slots *s);
+void offload__slots_drop_loads(struct offload__slots *s); /* those that no want asks for: at once, or as soon as the disk lets go */
+
+/* A guess about a layer, best first: judged when the layer comes; loaded as far as its rank pays. */
+void offload__slots_guess(struct offload__slots *s, uint32_t layer, const uint32_t *experts, uint32_t n);
 
 /* The next span to read, demand first; false: nothing that may begin at time `now`. Then either submitted for good, or
  * put back. */
@@ -164,13 +184,41 @@ uint64_t offload__slots_retry_at(const struct offload__slots *s, uint64_t now); 
 void offload__slots_stuck(struct offload__slots *s);
 
 /* Nothing in flight, no step running. move: the bytes of one slot to another. */
-void offload__slots_resize(struct offload__slots *s, const struct offload__budget *b, enum offload_policy policy,
+void offload__slots_resize(struct offload__slots *s, const struct offload__budget *b,
                            void (*move)(void *ctx, uint32_t from, uint32_t to), void *ctx);
+
+/* Between slots.c and guess.c. */
+void offload__slot_reserve(struct offload__slots *s, uint32_t slot, uint32_t key, enum offload__why why);
+void offload__slot_make_empty(struct offload__slots *s, uint32_t slot);
+void offload__slot_set_stream(struct offload__slots *s, struct offload__slot *x, bool stream);
+void offload__slot_set_unwanted(struct offload__slots *s, struct offload__slot *x, bool unwanted);
+void offload__slot_set_guess(struct offload__slots *s, struct offload__slot *x, bool guess);
+void offload__slot_judge(struct offload__slots *s, struct offload__slot *x, bool useful);     /* if it is a guess         */
+bool offload__slot_awaited(const struct offload__slots *s, const struct offload__slot *x);    /* a guess not judged yet   */
+uint32_t offload__slot_lowest(struct offload__slots *s, uint32_t class);                      /* to evict; NONE           */
+uint32_t offload__slot_evict(struct offload__slots *s, uint32_t slot);                        /* returns it, to be filled */
+uint32_t offload__slot_take_free(struct offload__slots *s, uint32_t class);
+uint32_t offload__slot_take(struct offload__slots *s, uint32_t class, bool stream);           /* free, else evicted; NONE */
+uint32_t offload__stream_quota(const struct offload__slots *s, uint32_t class);
+void offload__guess_init(struct offload__slots *s);
+void offload__guess_judge(struct offload__slots *s);      /* the running step's layer                           */
+void offload__guess_look_ahead(struct offload__slots *s); /* from the running step                              */
+bool offload__guess_start(struct offload__slots *s);      /* reserves a slot and queues its reads, if one may be */
+
+/* ---- heat.c: what was learned about experts, kept from run to run ---- */
+
+/* entries [n_keys] and *now as of the last save; false: no such file, or of other weights, or damaged (a warning says so). */
+bool offload__heat_load(const char *path, uint64_t identity, uint32_t n_keys, struct policy_entry *entries, uint64_t *now);
+/* Replaces the file as a whole or not at all. */
+int offload__heat_save(const char *path, uint64_t identity, const struct policy *p, struct err *e);
+/* Keys, most used first. order [n_keys]. */
+void offload__heat_order(const struct policy *p, uint32_t *order);
 
 /* ---- store.c and loader.c: threads around it ---- */
 
 struct offload {
     struct offload_opts o;
+    char *heat_path;                      /* owned copy */
     struct offload__catalog catalog;
     struct offload_disk *disk, own;       /* own: opened here; disk points at it, or is borrowed         */
     bool own_uring, own_threads;
@@ -186,6 +234,7 @@ struct offload {
     struct offload__slots s;              /* under mutex                                                 */
     struct offload__budget budget;        /* under mutex; written by the engine's thread                 */
     uint64_t ram_bytes;                   /* under mutex                                                 */
+    uint32_t *fill_order;                 /* [n_keys], owned, or NULL                                    */
     uint64_t stall_ns;                    /* under mutex                                                 */
     double read_bytes_per_s;              /* under mutex                                                 */
     bool stopping;                        /* under mutex                                                 */

@@ -61,3 +61,13 @@ double policy_score(const struct policy *p, uint32_t key) {
     default: return (double)e->last;
     }
 }
+
+double policy_score_due(const struct policy *p, uint32_t key) {
+    const struct policy_entry *e = &p->entries[key];
+    const double uses = decayed(p, e, p->now - e->last) + 1;
+    switch (p->kind) {
+    case OFFLOAD_LFU: return uses;
+    case OFFLOAD_LFRU: return uses / (double)(p->n_layers + 1);
+    default: return (double)p->now;
+    }
+}

@@ -45,5 +45,6 @@ void policy_init(struct policy *p, enum offload_policy kind, struct policy_entry
 void policy_tick(struct policy *p);                                /* a new (layer, step) begins */
 void policy_touch(struct policy *p, uint32_t key);                 /* used in this tick          */
 double policy_score(const struct policy *p, uint32_t key);         /* higher is worth keeping    */
+double policy_score_due(const struct policy *p, uint32_t key);     /* what it would be if the layer that comes next wanted it */
 
 #endif

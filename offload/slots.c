@@ -9,11 +9,12 @@
 #include "offload/internal.h"
 
 #include <assert.h>
+#include <math.h>
 #include <string.h>
 
 #include "base/alloc.h"
 
-enum { BACKOFF_NS = 1000000, BACKOFF_SHIFT = 3, STREAM_SHARE = 8 };
+enum { BACKOFF_NS = 1000000, BACKOFF_SHIFT = 3, STREAM_SHARE = 8, GUESS_TOKENS = 4 };
 
 static uint32_t key_of(const struct offload__slots *s, uint32_t expert) {
     return s->layer * s->n_experts + expert;
@@ -66,6 +67,26 @@ static void dequeue(struct offload__slots *s, uint32_t i) {
 
 /* ---- one slot ---- */
 
+/* Reads that are held back while there are few of them: nobody is known to need what they bring. */
+static bool is_low(const struct offload__slot *x) {
+    return x->why == WHY_GUESS || x->why == WHY_FILL;
+}
+
+void offload__slot_set_guess(struct offload__slots *s, struct offload__slot *x, bool guess) {
+    s->guesses.n_unjudged += (uint32_t)guess - (uint32_t)x->guess;
+    s->n_ahead += x->why == WHY_AHEAD ? (uint32_t)guess - (uint32_t)x->guess : 0;
+    x->guess = guess;
+}
+
+/* A guess is judged: it was wanted, or not, or gone before anybody knew. */
+void offload__slot_judge(struct offload__slots *s, struct offload__slot *x, bool useful) {
+    if (x->guess) {
+        *(useful ? &s->stats.prefetch_useful : &s->stats.prefetch_wasted) += 1;
+        *(useful ? &s->stats.prefetch_useful_bytes : &s->stats.prefetch_wasted_bytes) += s->slot_bytes[x->class];
+        offload__slot_set_guess(s, x, false);
+    }
+}
+
 static void free_stage(struct offload__slots *s, struct offload__slot *x) {
     if (x->stage != OFFLOAD__NONE) {
         s->free_stages |= 1u << x->stage;
@@ -74,19 +95,19 @@ static void free_stage(struct offload__slots *s, struct offload__slot *x) {
     }
 }
 
-static void set_stream(struct offload__slots *s, struct offload__slot *x, bool stream) {
+void offload__slot_set_stream(struct offload__slots *s, struct offload__slot *x, bool stream) {
     s->n_stream[x->class] += (uint32_t)stream - (uint32_t)x->stream;
     x->stream = stream;
 }
 
-static void set_unwanted(struct offload__slots *s, struct offload__slot *x, bool unwanted) {
+void offload__slot_set_unwanted(struct offload__slots *s, struct offload__slot *x, bool unwanted) {
     s->n_unwanted += (uint32_t)unwanted - (uint32_t)x->unwanted;
     x->unwanted = unwanted;
     s->work += unwanted;
     x->told = x->told && unwanted;
 }
 
-static void reserve(struct offload__slots *s, uint32_t i, uint32_t key, enum offload__why why) {
+void offload__slot_reserve(struct offload__slots *s, uint32_t i, uint32_t key, enum offload__why why) {
     struct offload__slot *x = &s->slots[i];
     assert(x->state == SLOT_EMPTY && s->slot_of[key] == OFFLOAD__NONE);
     *x = (struct offload__slot){
@@ -97,13 +118,14 @@ static void reserve(struct offload__slots *s, uint32_t i, uint32_t key, enum off
     enqueue(s, i);
 }
 
-static void make_empty(struct offload__slots *s, uint32_t i) {
+void offload__slot_make_empty(struct offload__slots *s, uint32_t i) {
     struct offload__slot *x = &s->slots[i];
     assert(x->pins == 0 && x->in_flight == 0 && !x->busy);
     dequeue(s, i);
+    offload__slot_judge(s, x, false);
     free_stage(s, x);
-    set_stream(s, x, false);
-    set_unwanted(s, x, false);
+    offload__slot_set_stream(s, x, false);
+    offload__slot_set_unwanted(s, x, false);
     s->n_resident -= x->state == SLOT_READY;
     if (x->key != OFFLOAD__NONE) {
         s->slot_of[x->key] = OFFLOAD__NONE;
@@ -120,6 +142,11 @@ static bool evictable(const struct offload__slot *x) {
     return x->state == SLOT_READY && x->pins == 0;
 }
 
+/* A guess is worth its place until its layer comes, but not for ever. */
+bool offload__slot_awaited(const struct offload__slots *s, const struct offload__slot *x) {
+    return x->guess && s->policy.now - x->tick < (uint64_t)GUESS_TOKENS * s->n_layers;
+}
+
 /* The lowest scores of one scan, kept for the rest of the tick: scores stand still within one. The last is the lowest. */
 static void scan_victims(struct offload__slots *s, uint32_t c) {
     struct offload__victims *v = &s->victims[c];
@@ -132,7 +159,7 @@ static void scan_victims(struct offload__slots *s, uint32_t c) {
         if (!evictable(x)) {
             continue;
         }
-        const double score = policy_score(&s->policy, x->key);
+        const double score = offload__slot_awaited(s, x) ? INFINITY : policy_score(&s->policy, x->key);
         uint32_t at = 0; /* how many of those kept are higher */
         while (at < v->n && (scores[at] > score || (scores[at] == score && s->slots[v->slots[at]].key > x->key))) {
             at++;
@@ -156,12 +183,12 @@ static void scan_victims(struct offload__slots *s, uint32_t c) {
     }
 }
 
-static uint32_t lowest(struct offload__slots *s, uint32_t c) {
+uint32_t offload__slot_lowest(struct offload__slots *s, uint32_t c) {
     struct offload__victims *v = &s->victims[c];
     for (int pass = 0; pass < 2; pass++) {
-        while (v->tick == s->policy.now && v->n) {
-            const uint32_t i = v->slots[--v->n];
-            if (evictable(&s->slots[i]) && s->slots[i].generation == v->generations[v->n]) {
+        for (; v->tick == s->policy.now && v->n; v->n--) {
+            const uint32_t i = v->slots[v->n - 1];
+            if (evictable(&s->slots[i]) && s->slots[i].generation == v->generations[v->n - 1]) {
                 return i;
             }
         }
@@ -172,36 +199,46 @@ static uint32_t lowest(struct offload__slots *s, uint32_t c) {
     return OFFLOAD__NONE;
 }
 
-/* A prefill walks all experts in a cycle, so of those it brought in the last used is needed again the latest. */
+/* A prefill walks all experts in a cycle, so of those it brought in the last used is needed again the latest. What it
+ * read ahead goes only when there is nothing else. */
 static uint32_t latest_stream(const struct offload__slots *s, uint32_t c) {
     uint32_t best = OFFLOAD__NONE;
     for (uint32_t i = s->first[c]; i < s->first[c] + s->active[c]; i++) {
-        const struct offload__slot *x = &s->slots[i];
-        if (evictable(x) && x->stream && (best == OFFLOAD__NONE || x->tick > s->slots[best].tick)) {
+        const struct offload__slot *x = &s->slots[i], *y = best == OFFLOAD__NONE ? NULL : &s->slots[best];
+        if (evictable(x) && x->stream && (!y || x->guess < y->guess || (x->guess == y->guess && x->tick > y->tick))) {
             best = i;
         }
     }
     return best;
 }
 
-static uint32_t stream_quota(const struct offload__slots *s, uint32_t c) {
+uint32_t offload__stream_quota(const struct offload__slots *s, uint32_t c) {
     const uint32_t share = s->active[c] / STREAM_SHARE;
     return share > s->n_used ? share : s->n_used;
 }
 
-static uint32_t take_slot(struct offload__slots *s, uint32_t c) {
-    uint32_t i = s->free[c];
+uint32_t offload__slot_take_free(struct offload__slots *s, uint32_t c) {
+    const uint32_t i = s->free[c];
     if (i != OFFLOAD__NONE) {
-        s->free[c] = s->slots[i].next;
-        return i;
-    }
-    i = s->stream && s->n_stream[c] >= stream_quota(s, c) ? latest_stream(s, c) : lowest(s, c);
-    if (i != OFFLOAD__NONE) {
-        s->stats.evictions++;
-        make_empty(s, i);
         s->free[c] = s->slots[i].next;
     }
     return i;
+}
+
+uint32_t offload__slot_evict(struct offload__slots *s, uint32_t i) {
+    s->stats.evictions++;
+    offload__slot_make_empty(s, i);
+    return offload__slot_take_free(s, s->slots[i].class);
+}
+
+/* A slot that may be filled, for a prefill or not; NONE: all are in use. */
+uint32_t offload__slot_take(struct offload__slots *s, uint32_t c, bool stream) {
+    uint32_t i = offload__slot_take_free(s, c);
+    if (i != OFFLOAD__NONE) {
+        return i;
+    }
+    i = stream && s->n_stream[c] >= offload__stream_quota(s, c) ? latest_stream(s, c) : offload__slot_lowest(s, c);
+    return i == OFFLOAD__NONE ? i : offload__slot_evict(s, i);
 }
 
 /* ---- wants of the running step ---- */
@@ -228,13 +265,13 @@ static void place(struct offload__slots *s) {
         if (s->wants[w].state != WANT_WAITING) {
             continue;
         }
-        const uint32_t i = take_slot(s, s->layer_class[s->layer]);
+        const uint32_t i = offload__slot_take(s, s->layer_class[s->layer], s->stream);
         if (i == OFFLOAD__NONE) {
             return;
         }
-        reserve(s, i, key_of(s, s->wants[w].expert), WHY_DEMAND);
+        offload__slot_reserve(s, i, key_of(s, s->wants[w].expert), WHY_DEMAND);
         s->slots[i].pins = 1;
-        set_stream(s, &s->slots[i], s->stream);
+        offload__slot_set_stream(s, &s->slots[i], s->stream);
         s->wants[w].slot = i;
         s->wants[w].state = WANT_COMING;
         s->n_waiting--;
@@ -245,9 +282,10 @@ static void attach(struct offload__slots *s, uint32_t w, uint32_t i) {
     struct offload__slot *x = &s->slots[i];
     s->wants[w].slot = i;
     x->pins++;
-    set_unwanted(s, x, false);
+    offload__slot_judge(s, x, true);
+    offload__slot_set_unwanted(s, x, false);
     if (!s->stream) {
-        set_stream(s, x, false);
+        offload__slot_set_stream(s, x, false);
     }
     if (x->state == SLOT_READY) {
         s->stats.hits++;
@@ -258,7 +296,7 @@ static void attach(struct offload__slots *s, uint32_t w, uint32_t i) {
     s->wants[w].state = WANT_COMING;
     const bool queued = x->queued;
     dequeue(s, i);
-    s->low_in_flight -= x->why == WHY_DEMAND ? 0 : x->in_flight;
+    s->low_in_flight -= is_low(x) ? x->in_flight : 0;
     x->why = WHY_DEMAND;
     if (queued) {
         enqueue(s, i);
@@ -268,6 +306,7 @@ static void attach(struct offload__slots *s, uint32_t w, uint32_t i) {
 void offload__slots_begin(struct offload__slots *s, uint32_t layer, const struct offload_want *wants, uint32_t n, bool stream) {
     offload__slots_end(s);
     policy_tick(&s->policy);
+    s->begun = true;
     s->layer = layer;
     s->stream = stream;
     s->n_wants = s->n_left = n;
@@ -286,6 +325,8 @@ void offload__slots_begin(struct offload__slots *s, uint32_t layer, const struct
             attach(s, w, i);
         }
     }
+    offload__guess_judge(s);
+    offload__guess_look_ahead(s);
     place(s);
 }
 
@@ -317,9 +358,9 @@ static void let_go(struct offload__slots *s, uint32_t i) {
         return;
     }
     if (x->in_flight == 0) {
-        make_empty(s, i);
+        offload__slot_make_empty(s, i);
     } else {
-        set_unwanted(s, x, true);
+        offload__slot_set_unwanted(s, x, true);
     }
 }
 
@@ -333,6 +374,21 @@ void offload__slots_end(struct offload__slots *s) {
     }
     s->n_wants = s->n_left = s->n_waiting = 0;
     s->n_released = s->n_handed = s->n_ready_wants = 0;
+}
+
+void offload__slots_drop_loads(struct offload__slots *s) {
+    for (uint32_t i = 0; i < s->n_keys; i++) {
+        struct offload__slot *x = &s->slots[i];
+        if (x->state != SLOT_RESERVED || x->dead || x->pins) {
+            continue;
+        }
+        if (x->in_flight == 0) {
+            offload__slot_make_empty(s, i);
+        } else {
+            offload__slot_judge(s, x, false);
+            offload__slot_set_unwanted(s, x, true);
+        }
+    }
 }
 
 /* ---- reads ---- */
@@ -352,25 +408,40 @@ static bool startable(struct offload__slots *s, struct offload__slot *x, uint64_
     return true;
 }
 
-bool offload__slots_take(struct offload__slots *s, uint64_t now, struct offload__read *out) {
-    const struct offload__queue *const queues[] = { &s->demand, &s->low };
-    for (uint32_t q = 0; q < 2 && !s->draining; q++) {
-        for (uint32_t i = queues[q]->head; i != OFFLOAD__NONE; i = s->slots[i].next) {
-            struct offload__slot *x = &s->slots[i];
-            if ((q == 1 && s->low_in_flight >= s->low_most) || !startable(s, x, now)) {
-                continue;
-            }
-            s->low_in_flight += q;
-            *out = (struct offload__read){ i, x->next_span++, x->generation, x->stage, x->why == WHY_DEMAND };
-            x->in_flight++;
-            s->in_flight++;
-            if (x->next_span == x->n_spans) {
-                dequeue(s, i);
-            }
-            return true;
+static uint32_t first_startable(struct offload__slots *s, const struct offload__queue *q, uint64_t now) {
+    for (uint32_t i = q->head; i != OFFLOAD__NONE; i = s->slots[i].next) {
+        struct offload__slot *x = &s->slots[i];
+        const bool held = is_low(x) && s->low_in_flight >= s->low_most && s->begun;
+        if (!held && startable(s, x, now)) {
+            return i;
         }
     }
-    return false;
+    return OFFLOAD__NONE;
+}
+
+bool offload__slots_take(struct offload__slots *s, uint64_t now, struct offload__read *out) {
+    if (s->draining) {
+        return false;
+    }
+    uint32_t i = first_startable(s, &s->demand, now);
+    if (i == OFFLOAD__NONE) {
+        i = first_startable(s, &s->low, now);
+    }
+    if (i == OFFLOAD__NONE && offload__guess_start(s)) {
+        i = first_startable(s, &s->low, now);
+    }
+    if (i == OFFLOAD__NONE) {
+        return false;
+    }
+    struct offload__slot *x = &s->slots[i];
+    *out = (struct offload__read){ i, x->next_span++, x->generation, x->stage, x->why == WHY_DEMAND };
+    x->in_flight++;
+    s->in_flight++;
+    s->low_in_flight += is_low(x);
+    if (x->next_span == x->n_spans) {
+        dequeue(s, i);
+    }
+    return true;
 }
 
 void offload__slots_put_back(struct offload__slots *s, uint32_t i) {
@@ -378,13 +449,13 @@ void offload__slots_put_back(struct offload__slots *s, uint32_t i) {
     x->next_span--;
     x->in_flight--;
     s->in_flight--;
-    s->low_in_flight -= x->why != WHY_DEMAND;
+    s->low_in_flight -= is_low(x);
     if (!x->queued) {
         x->queued = true;
         push_head(s, queue_of(s, x), i);
     }
     if (x->unwanted && x->in_flight == 0) {
-        make_empty(s, i);
+        offload__slot_make_empty(s, i);
     }
 }
 
@@ -408,7 +479,7 @@ static void load_fails(struct offload__slots *s, uint32_t i, uint64_t now) {
         x->pins = 0;
         want_fails(s, want_for(s, x));
     }
-    make_empty(s, i);
+    offload__slot_make_empty(s, i);
 }
 
 void offload__slots_read_done(struct offload__slots *s, uint32_t i, uint32_t generation, int status, uint64_t now) {
@@ -417,7 +488,7 @@ void offload__slots_read_done(struct offload__slots *s, uint32_t i, uint32_t gen
         return;
     }
     s->in_flight--;
-    s->low_in_flight -= x->why != WHY_DEMAND;
+    s->low_in_flight -= is_low(x);
     x->cancelled |= status == ST_CANCELLED;
     x->failed |= status && status != ST_CANCELLED;
     if (--x->in_flight) {
@@ -426,16 +497,16 @@ void offload__slots_read_done(struct offload__slots *s, uint32_t i, uint32_t gen
     if (x->dead) {
         x->dead = false;
         s->n_dead--;
-        make_empty(s, i);
+        offload__slot_make_empty(s, i);
     } else if (x->failed || x->cancelled) {
         load_fails(s, i, now);
     } else if (x->queued) {
         if (!x->unwanted) {
             return;
         }
-        make_empty(s, i);
+        offload__slot_make_empty(s, i);
     } else {
-        set_unwanted(s, x, false);
+        offload__slot_set_unwanted(s, x, false);
         x->state = SLOT_FILLED;
         push_tail(s, &s->filled, i);
         s->n_filled++;
@@ -498,12 +569,13 @@ static void slot_stuck(struct offload__slots *s, uint32_t i) {
         want_fails(s, want_for(s, x));
     }
     if (x->in_flight == 0) {
-        make_empty(s, i);
+        offload__slot_make_empty(s, i);
         return;
     }
     dequeue(s, i);
-    set_stream(s, x, false);
-    set_unwanted(s, x, false);
+    offload__slot_judge(s, x, false);
+    offload__slot_set_stream(s, x, false);
+    offload__slot_set_unwanted(s, x, false);
     s->slot_of[x->key] = OFFLOAD__NONE;
     x->key = OFFLOAD__NONE;
     x->dead = true;
@@ -555,8 +627,9 @@ int offload__slots_init(struct offload__slots *s, const struct offload__catalog 
                         enum offload_policy policy) {
     const uint32_t n = c->n_layers * c->n_experts;
     *s = (struct offload__slots){
-        .n_experts = c->n_experts, .n_used = c->n_used, .n_keys = n, .n_classes = c->n_classes, .n_spans = c->n_spans,
-        .layer_class = c->layer_class, .staged = c->stage_bytes != 0, .low_most = UINT32_MAX,
+        .n_layers = c->n_layers, .n_experts = c->n_experts, .n_used = c->n_used, .n_keys = n, .n_classes = c->n_classes, .n_spans = c->n_spans,
+        .layer_class = c->layer_class, .staged = c->stage_bytes != 0, .low_most = 2,
+        .ahead_layer = OFFLOAD__NONE,
         .demand = { OFFLOAD__NONE, OFFLOAD__NONE }, .low = { OFFLOAD__NONE, OFFLOAD__NONE },
         .filled = { OFFLOAD__NONE, OFFLOAD__NONE },
         .slots = mem_zalloc(n, sizeof *s->slots),
@@ -564,10 +637,11 @@ int offload__slots_init(struct offload__slots *s, const struct offload__catalog 
         .wants = mem_zalloc(c->n_experts, sizeof *s->wants),
         .want_of = mem_alloc(c->n_experts * sizeof *s->want_of),
         .ready = mem_alloc(c->n_experts * sizeof *s->ready),
+        .guesses.layers = mem_zalloc(c->n_layers, sizeof *s->guesses.layers),
     };
     struct policy_entry *entries = mem_zalloc(n, sizeof *entries);
     policy_init(&s->policy, policy, entries, n, n_routed_layers(c));
-    if (!s->slots || !s->slot_of || !s->wants || !s->want_of || !s->ready || !entries) {
+    if (!s->slots || !s->slot_of || !s->wants || !s->want_of || !s->ready || !s->guesses.layers || !entries) {
         offload__slots_clear(s);
         return ST_NOMEM;
     }
@@ -581,6 +655,7 @@ int offload__slots_init(struct offload__slots *s, const struct offload__catalog 
             s->slots[i] = (struct offload__slot){ .key = OFFLOAD__NONE, .stage = OFFLOAD__NONE, .class = (uint8_t)k };
         }
     }
+    offload__guess_init(s);
     set_stages(s, b->n_stages);
     link_free(s);
     return ST_OK;
@@ -592,6 +667,7 @@ void offload__slots_clear(struct offload__slots *s) {
     mem_free(s->wants);
     mem_free(s->want_of);
     mem_free(s->ready);
+    mem_free(s->guesses.layers);
     mem_free(s->policy.entries);
     *s = (struct offload__slots){ 0 };
 }
@@ -605,7 +681,7 @@ static void move_slot(struct offload__slots *s, uint32_t from, uint32_t to) {
     s->slot_of[b->key] = to;
     a->key = OFFLOAD__NONE;
     a->state = SLOT_EMPTY;
-    a->stream = a->guess = false;
+    a->stream = a->guess = false; /* they went along */
 }
 
 static void shrink_class(struct offload__slots *s, uint32_t c, uint32_t n, void (*move)(void *, uint32_t, uint32_t), void *ctx) {
@@ -615,7 +691,7 @@ static void shrink_class(struct offload__slots *s, uint32_t c, uint32_t n, void 
     }
     for (; n_held > n; n_held--) {
         s->stats.evictions++;
-        make_empty(s, lowest(s, c));
+        offload__slot_make_empty(s, offload__slot_lowest(s, c));
     }
     for (uint32_t i = s->first[c] + n; i < s->first[c] + s->active[c]; i++) {
         if (s->slots[i].state == SLOT_EMPTY) {
@@ -629,9 +705,9 @@ static void shrink_class(struct offload__slots *s, uint32_t c, uint32_t n, void 
     }
 }
 
-void offload__slots_resize(struct offload__slots *s, const struct offload__budget *b, enum offload_policy policy,
+void offload__slots_resize(struct offload__slots *s, const struct offload__budget *b,
                            void (*move)(void *ctx, uint32_t from, uint32_t to), void *ctx) {
-    assert(s->n_wants == 0 && s->in_flight == 0 && s->n_filled == 0);
+    assert(s->n_wants == 0 && s->in_flight == 0 && s->n_filled == 0 && s->demand.head == OFFLOAD__NONE && s->low.head == OFFLOAD__NONE);
     for (uint32_t c = 0; c < s->n_classes; c++) {
         if (b->slots[c] < s->active[c]) {
             shrink_class(s, c, b->slots[c], move, ctx);
@@ -640,8 +716,6 @@ void offload__slots_resize(struct offload__slots *s, const struct offload__budge
         s->victims[c].n = 0;
     }
     set_stages(s, b->n_stages);
-    const uint64_t now = s->policy.now;
-    policy_init(&s->policy, policy, s->policy.entries, s->n_keys, s->policy.n_layers);
-    s->policy.now = now;
+    s->fill_next = 0;
     link_free(s);
 }

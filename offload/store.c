@@ -110,6 +110,25 @@ static uint32_t n_slots(const struct offload *o) {
     return n;
 }
 
+/* What an earlier run learned, and the order in which empty slots are filled. */
+static int warm(struct offload *o, struct err *e) {
+    struct policy *p = &o->s.policy;
+    const bool learned = o->o.heat_path && offload__heat_load(o->o.heat_path, o->catalog.identity, p->n_keys, p->entries, &p->now);
+    if (learned) {
+        log_info("offload", "%s: heat of an earlier run", o->o.heat_path);
+    }
+    if (!o->o.fill) {
+        return ST_OK;
+    }
+    o->fill_order = mem_alloc(p->n_keys * sizeof *o->fill_order);
+    if (!o->fill_order) {
+        return err_set(e, ST_NOMEM, "out of memory for the order of experts");
+    }
+    offload__heat_order(p, o->fill_order);
+    o->s.fill_order = o->fill_order;
+    return ST_OK;
+}
+
 static int start(struct offload *o, struct err *e) {
     if (offload__budget(&o->catalog, o->ram_bytes, &o->budget)) {
         return err_set(e, ST_INVALID, "ram: the expert store needs at least %llu bytes, it was given %llu",
@@ -120,7 +139,8 @@ static int start(struct offload *o, struct err *e) {
     }
     o->disk = o->o.disk;
     o->depth = o->o.queue_depth ? o->o.queue_depth : DEFAULT_DEPTH;
-    const int rc = o->disk ? ST_OK : open_files(o, e);
+    int rc = warm(o, e);
+    rc = rc || o->disk ? rc : open_files(o, e);
     if (rc) {
         return rc;
     }
@@ -142,6 +162,8 @@ static void destroy(struct offload *o) {
         disk_uring_close(&o->own);
     }
     offload__slots_clear(&o->s);
+    mem_free(o->fill_order);
+    mem_free(o->heat_path);
     unmap_arenas(o);
     offload__catalog_clear(&o->catalog);
     pthread_cond_destroy(&o->changed);
@@ -157,6 +179,8 @@ int offload__open(struct offload **out, const struct offload_opts *opts, struct 
         return err_set(e, ST_NOMEM, "out of memory for the expert store");
     }
     o->o = *opts;
+    o->heat_path = opts->heat_path ? mem_strndup(opts->heat_path, strlen(opts->heat_path)) : NULL;
+    o->o.heat_path = o->heat_path;
     o->catalog = *c;
     o->ram_bytes = opts->ram_bytes;
     pthread_mutex_init(&o->mutex, NULL); /* cannot fail with default attributes on Linux */
@@ -183,10 +207,15 @@ void offload_close(struct offload *o) {
     }
     pthread_mutex_lock(&o->mutex);
     offload__slots_end(&o->s);
+    offload__slots_drop_loads(&o->s);
     o->s.draining = o->stopping = true;
     pthread_mutex_unlock(&o->mutex);
     o->disk->wake(o->disk->self);
     pthread_join(o->reader, NULL);
+    struct err e;
+    if (o->o.heat_path && offload__heat_save(o->o.heat_path, o->catalog.identity, &o->s.policy, &e)) {
+        log_warn("offload", "%s", e.text);
+    }
     destroy(o);
 }
 
@@ -202,26 +231,29 @@ static void apply_resize(struct offload *o, uint64_t ram_bytes) {
     struct offload__budget b;
     o->s.draining = true;
     offload__slots_end(&o->s);
+    offload__slots_drop_loads(&o->s);
     o->disk->wake(o->disk->self);
     while ((o->s.in_flight || o->s.n_filled) && !o->s.n_dead) {
         pthread_cond_wait(&o->changed, &o->mutex);
     }
     o->s.draining = false;
-    if (o->s.n_dead || offload__budget(&o->catalog, ram_bytes, &b)) {
-        log_warn("offload", "the disk holds reads without end: the budget stays at %llu bytes", (unsigned long long)o->ram_bytes);
+    if (o->s.n_dead) { /* at a later step */
+        uint64_t none = 0;
+        atomic_compare_exchange_strong(&o->wanted_bytes, &none, ram_bytes);
         return;
     }
+    offload__budget(&o->catalog, ram_bytes, &b); /* offload_resize asked the same */
     struct offload__budget less = b;
     for (uint32_t c = 0; c < o->catalog.n_classes; c++) {
         less.slots[c] = b.slots[c] < o->budget.slots[c] ? b.slots[c] : o->budget.slots[c];
     }
-    offload__slots_resize(&o->s, &less, o->o.policy, move_bytes, o);
+    offload__slots_resize(&o->s, &less, move_bytes, o);
     if (commit(o, &b)) {
         log_warn("offload", "cannot map %llu bytes for experts: the store stays smaller", (unsigned long long)ram_bytes);
         less.n_stages = o->catalog.stage_bytes ? (uint32_t)(o->stages_committed / o->catalog.stage_bytes) : 0;
         b = less;
     }
-    offload__slots_resize(&o->s, &b, o->o.policy, move_bytes, o);
+    offload__slots_resize(&o->s, &b, move_bytes, o);
     o->budget = b;
     o->ram_bytes = ram_bytes;
 }
@@ -310,7 +342,21 @@ void offload_release(struct offload *o) {
 }
 
 void offload_prefetch(struct offload *o, uint32_t layer, const uint32_t *experts, uint32_t n) {
-    (void)o, (void)layer, (void)experts, (void)n;
+    bool good = o->o.prefetch && layer < o->catalog.n_layers && o->catalog.layer_class[layer] < OFFLOAD__CLASSES;
+    for (uint32_t i = 0; good && i < n; i++) {
+        good = experts[i] < o->catalog.n_experts;
+    }
+    if (!good) {
+        return;
+    }
+    pthread_mutex_lock(&o->mutex);
+    const uint64_t work = o->s.work;
+    offload__slots_guess(&o->s, layer, experts, n);
+    const bool more = o->s.work != work;
+    pthread_mutex_unlock(&o->mutex);
+    if (more) {
+        o->disk->wake(o->disk->self);
+    }
 }
 
 /* ---- any thread ---- */

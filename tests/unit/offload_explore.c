@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Every interleaving of the engine's calls and the disk's completions in a small case: 3 slots, 4 experts, 2 steps, two
- * spans per read, two staging buffers, a bounded number of faults. After each event the invariants of slots.c are
+ * Every interleaving of the engine's calls and the disk's completions in a small case: 3 slots, 4 experts, 2 steps of
+ * one layer or of two, two spans per read, two staging buffers, guesses, a bounded number of faults. After each event the invariants of slots.c are
  * checked; a state in which nothing can happen must be the end. States are told apart by their whole contents. */
 #include "test.h"
 
@@ -11,19 +11,20 @@
 #include "base/alloc.h"
 #include "offload/internal.h"
 
-enum { N_EXPERTS = 4, N_SLOTS = 3, N_SPANS = 2, N_STAGES = 2, MAX_STATES = 1 << 21, MAX_DEPTH = 200 };
+enum { N_EXPERTS = 4, N_LAYERS = 2, N_KEYS = N_EXPERTS * N_LAYERS, N_SLOTS = 3, N_SPANS = 2, N_STAGES = 2, MAX_STATES = 1 << 21, MAX_DEPTH = 200 };
 
 /* All memory of the machine in one piece, so that a state is copied as one. */
 struct world {
     struct offload__slots s;
-    struct offload__slot slots[N_EXPERTS];
-    uint32_t slot_of[N_EXPERTS], want_of[N_EXPERTS], ready[N_EXPERTS];
+    struct offload__slot slots[N_KEYS];
+    struct offload__guess_list guessed[N_LAYERS];
+    uint32_t slot_of[N_KEYS], want_of[N_EXPERTS], ready[N_EXPERTS];
     struct offload__want wants[N_EXPERTS];
-    struct policy_entry entries[N_EXPERTS];
-    uint32_t content[N_EXPERTS];   /* expert whose bytes are in the slot, or NONE              */
+    struct policy_entry entries[N_KEYS];
+    uint32_t content[N_KEYS];      /* key whose    bytes are in the slot, or NONE              */
     uint32_t handed;               /* bits of wants handed out and not released                */
     uint32_t given;                /* bits of wants handed out in this step                    */
-    uint8_t step, faults, claimed; /* claimed: slots somebody is at, bits                      */
+    uint8_t step, faults, guessed_once, claimed; /* claimed: slots somebody is at, bits                      */
 };
 
 struct search {
@@ -32,7 +33,9 @@ struct search {
     const char *wrong;
     uint32_t steps[2];             /* bits of the experts wanted */
     bool stream[2];
-    uint32_t guesses;              /* bits of experts that may be guessed after the first begin */
+    uint32_t layer[2];
+    uint32_t guess;                /* bits of experts of the second step's layer, guessed once during the first */
+    const uint32_t *fill;          /* order, or NULL */
     uint8_t max_faults;
 };
 
@@ -43,12 +46,13 @@ static void fix(struct world *w) {
     w->s.wants = w->wants;
     w->s.ready = w->ready;
     w->s.policy.entries = w->entries;
+    w->s.guesses.layers = w->guessed;
 }
 
-static void init(struct world *w) {
-    static const uint8_t layer_class[1] = { 0 };
+static void init(struct world *w, const struct search *a) {
+    static const uint8_t layer_class[N_LAYERS] = { 0 };
     const struct offload__catalog c = {
-        .n_layers = 1, .n_experts = N_EXPERTS, .n_used = 1, .n_classes = 1, .slot_bytes = { 4096 }, .n_keys = { N_EXPERTS },
+        .n_layers = N_LAYERS, .n_experts = N_EXPERTS, .n_used = 2, .n_classes = 1, .slot_bytes = { 4096 }, .n_keys = { N_KEYS },
         .n_spans = N_SPANS, .stage_bytes = 4096, .layer_class = (uint8_t *)(uintptr_t)layer_class,
     };
     const struct offload__budget b = { .slots = { N_SLOTS }, .n_stages = N_STAGES };
@@ -60,6 +64,7 @@ static void init(struct world *w) {
     memcpy(w->slot_of, s.slot_of, sizeof w->slot_of);
     memcpy(w->want_of, s.want_of, sizeof w->want_of);
     w->s.layer_class = layer_class;
+    w->s.fill_order = a->fill;
     offload__slots_clear(&s);
     fix(w);
     memset(w->content, 0xff, sizeof w->content);
@@ -87,7 +92,7 @@ static const char *check_slot(const struct world *w, uint32_t i, uint32_t queued
     uint32_t pins = 0;
     for (uint32_t k = 0; k < w->s.n_wants; k++) {
         pins += w->wants[k].slot == i && w->wants[k].state != WANT_DONE;
-        MUST(w->wants[k].slot != i || w->wants[k].state == WANT_DONE || x->key == w->wants[k].expert);
+        MUST(w->wants[k].slot != i || w->wants[k].state == WANT_DONE || x->key == w->s.layer * N_EXPERTS + w->wants[k].expert);
         MUST(w->wants[k].slot != i || w->wants[k].state != WANT_HANDED || x->state == SLOT_READY);
     }
     MUST(x->pins == pins);
@@ -109,15 +114,15 @@ static const char *check_slot(const struct world *w, uint32_t i, uint32_t queued
 static const char *check(const struct world *w) {
     const char *wrong = NULL;
     const struct offload__slots *s = &w->s;
-    const uint32_t demand = list_bits(w, &s->demand, &wrong), low = list_bits(w, &s->low, &wrong), filled = list_bits(w, &s->filled, &wrong);
-    uint32_t free_bits = 0, in_flight = 0, stages = s->free_stages, n_dead = 0, n_unwanted = 0, n_resident = 0, waiting = 0, left = 0;
-    MUST(!wrong && !(demand & low));
+    const uint32_t demand = list_bits(w, &s->demand, &wrong), others = list_bits(w, &s->low, &wrong), filled = list_bits(w, &s->filled, &wrong);
+    uint32_t free_bits = 0, in_flight = 0, stages = s->free_stages, n_dead = 0, n_unwanted = 0, n_resident = 0, n_guess = 0, n_ahead = 0, n_stream = 0, low = 0, waiting = 0, left = 0;
+    MUST(!wrong && !(demand & others));
     for (uint32_t i = s->free[0]; i != OFFLOAD__NONE; i = w->slots[i].next) {
         MUST(i < N_SLOTS && !(free_bits >> i & 1));
         free_bits |= 1u << i;
     }
-    for (uint32_t i = 0; i < N_EXPERTS; i++) {
-        wrong = check_slot(w, i, demand | low, filled, free_bits);
+    for (uint32_t i = 0; i < N_KEYS; i++) {
+        wrong = check_slot(w, i, demand | others, filled, free_bits);
         if (wrong) {
             return wrong;
         }
@@ -125,6 +130,10 @@ static const char *check(const struct world *w) {
         n_dead += w->slots[i].dead;
         n_unwanted += w->slots[i].unwanted;
         n_resident += w->slots[i].state == SLOT_READY;
+        n_guess += w->slots[i].guess;
+        n_ahead += w->slots[i].guess && w->slots[i].why == WHY_AHEAD;
+        n_stream += w->slots[i].stream;
+        low += w->slots[i].why == WHY_GUESS || w->slots[i].why == WHY_FILL ? w->slots[i].in_flight : 0;
         MUST(w->slots[i].stage == OFFLOAD__NONE || !(stages >> w->slots[i].stage & 1));
         stages |= w->slots[i].stage == OFFLOAD__NONE ? 0 : 1u << w->slots[i].stage;
         MUST(w->slot_of[i] == OFFLOAD__NONE || w->slots[w->slot_of[i]].key == i);
@@ -134,10 +143,11 @@ static const char *check(const struct world *w) {
         left += !(w->given >> k & 1);
         if (w->handed >> k & 1 && w->wants[k].slot != OFFLOAD__NONE) { /* what the engine computes with stays in place */
             MUST(w->slots[w->wants[k].slot].state == SLOT_READY && w->slots[w->wants[k].slot].pins == 1);
-            MUST(w->content[w->wants[k].slot] == w->wants[k].expert);
+            MUST(w->content[w->wants[k].slot] == s->layer * N_EXPERTS + w->wants[k].expert);
         }
     }
     MUST(stages == (1u << N_STAGES) - 1 && in_flight == s->in_flight && n_dead == s->n_dead && n_unwanted == s->n_unwanted);
+    MUST(n_guess == s->guesses.n_unjudged && n_ahead == s->n_ahead && n_stream == s->n_stream[0] && low == s->low_in_flight);
     MUST(n_resident == s->n_resident && waiting == s->n_waiting && left == s->n_left);
     return NULL;
 }
@@ -152,7 +162,7 @@ static void begin(struct world *w, const struct search *a) {
             wants[n++] = (struct offload_want){ e, 1 };
         }
     }
-    offload__slots_begin(&w->s, 0, wants, n, a->stream[w->step]);
+    offload__slots_begin(&w->s, a->layer[w->step], wants, n, a->stream[w->step]);
     w->handed = w->given = 0;
     w->step++;
 }
@@ -178,6 +188,20 @@ static bool engine(struct world *w, const struct search *a, uint32_t n) {
         }
         w->given |= w->handed;
         return true;
+    case 3: { /* a guess about the second step */
+        uint32_t experts[N_EXPERTS], n_experts = 0;
+        if (!a->guess || w->step != 1 || w->guessed_once) {
+            return false;
+        }
+        for (uint32_t e = 0; e < N_EXPERTS; e++) {
+            if (a->guess >> e & 1) {
+                experts[n_experts++] = e;
+            }
+        }
+        offload__slots_guess(&w->s, a->layer[1], experts, n_experts);
+        w->guessed_once = true;
+        return true;
+    }
     default:
         if (!w->handed) {
             return false;
@@ -197,10 +221,10 @@ static bool reader_takes(struct world *w) {
     return true;
 }
 
-/* n: outcome * slots + slot */
+/* n: outcome * keys + slot */
 static bool disk_ends(struct world *w, const struct search *a, uint32_t n) {
     static const int outcomes[] = { ST_OK, ST_IO, ST_CANCELLED };
-    const uint32_t i = n % N_EXPERTS, outcome = n / N_EXPERTS;
+    const uint32_t i = n % N_KEYS, outcome = n / N_KEYS;
     if (w->slots[i].in_flight == 0 || (outcome == 1 && w->faults == a->max_faults) || (outcome == 2 && !w->slots[i].unwanted)) {
         return false;
     }
@@ -241,7 +265,7 @@ static bool stuck(struct world *w, const struct search *a) {
 }
 
 /* Event number n. Of all of them, only the retry's wait is left out: it is as if its time came at once. */
-enum { ENGINE = 0, TAKES = 4, ENDS = 5, CLAIM = 17, SETTLE = 18, STUCK = 26, N_EVENTS = 27 };
+enum { TAKES = 5, ENDS = TAKES + 1, CLAIM = ENDS + 3 * N_KEYS, SETTLE = CLAIM + 1, STUCK = SETTLE + 2 * N_KEYS, N_EVENTS = STUCK + 1 };
 
 static bool happen(struct world *w, const struct search *a, uint32_t n) {
     if (n < TAKES) {
@@ -269,8 +293,9 @@ static bool is_new(struct search *a, const struct world *w) {
     x.s.slot_of = x.s.want_of = x.s.ready = NULL;
     x.s.wants = NULL;
     x.s.policy.entries = NULL;
+    x.s.guesses.layers = NULL;
     x.s.work = 0;
-    for (uint32_t i = 0; i < N_EXPERTS; i++) {
+    for (uint32_t i = 0; i < N_KEYS; i++) {
         x.slots[i].generation = 0;
         x.slots[i].not_before = x.slots[i].not_before != 0;
     }
@@ -319,7 +344,7 @@ static void explore(struct search *a, const struct world *w, uint32_t depth) {
 static void search(const char *test_name_, struct search *a) {
     struct world w;
     a->seen = calloc(MAX_STATES, sizeof *a->seen);
-    init(&w);
+    init(&w, a);
     explore(a, &w, 0);
     free(a->seen);
     CHECKF(!a->wrong, "%s (wants %x then %x)", a->wrong, a->steps[0], a->steps[1]);
@@ -343,11 +368,26 @@ TEST(steps_with_a_fault) {
 TEST(steps_of_a_prefill) {
     search(test_name_, &(struct search){ .steps = { 15, 3 }, .stream = { true } });
     search(test_name_, &(struct search){ .steps = { 3, 15 }, .stream = { false, true } });
+    search(test_name_, &(struct search){ .steps = { 7, 7 }, .stream = { true, true }, .layer = { 0, 1 } }); /* reads ahead */
+}
+
+TEST(steps_with_guesses) {
+    search(test_name_, &(struct search){ .steps = { 1, 3 }, .layer = { 0, 1 }, .guess = 1 });
+    search(test_name_, &(struct search){ .steps = { 3, 3 }, .layer = { 0, 1 }, .guess = 6 });
+    search(test_name_, &(struct search){ .steps = { 1, 4 }, .layer = { 0, 1 }, .guess = 5, .max_faults = 1 });
+}
+
+TEST(steps_while_slots_are_filled) {
+    static const uint32_t order[N_KEYS] = { 3, 0, 1, 2, 4, 5, 6, 7 };
+    search(test_name_, &(struct search){ .steps = { 1, 10 }, .fill = order });
+    search(test_name_, &(struct search){ .steps = { 7, 4 }, .fill = order });
 }
 
 int main(void) {
     RUN(steps_without_faults);
     RUN(steps_with_a_fault);
     RUN(steps_of_a_prefill);
+    RUN(steps_with_guesses);
+    RUN(steps_while_slots_are_filled);
     return test_failed_;
 }
