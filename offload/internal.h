@@ -12,6 +12,7 @@
 #include "model/quant_fmt.h"
 #include "offload/disk.h"
 #include "offload/offload.h"
+#include "offload/plan.h"
 #include "offload/policy.h"
 
 enum {
@@ -101,7 +102,7 @@ struct offload__slot {
 };
 
 enum offload__want_state { WANT_WAITING /* for a slot */, WANT_COMING, WANT_READY, WANT_FAILED, WANT_HANDED, WANT_DONE };
-struct offload__want { uint32_t expert, slot; uint8_t state; };
+struct offload__want { uint32_t expert, slot, n_rows; uint8_t state; };
 
 struct offload__queue { uint32_t head, tail; };
 struct offload__victims { uint64_t tick; uint32_t n, slots[16], generations[16]; };
@@ -241,10 +242,23 @@ struct offload {
     _Atomic uint64_t wanted_bytes;        /* a resize to be applied; 0: none                             */
     pthread_t reader;
 
+    /* The plan of the running step: the engine's thread, but loop is read under mutex. */
+    struct plan_loop loop;
+    struct plan_expert *planned;          /* [n_experts], owned */
+    uint32_t *plan_order;
+    struct offload_want *ordered;
+    double row_s, predicted_s;            /* row_s: measured, smoothed; predicted_s: 0, nothing is missing */
+    uint64_t begun_ns, handed_ns, n_rows, n_rows_handed;
+
     /* The reader's own. */
     uint64_t progress_ns;                 /* last time the disk gave something back, or was idle         */
     uint64_t window_ns, window_bytes, last_ns; /* of the bandwidth being measured                        */
 };
+
+/* order.c: the order in which a step's wants are read, and what became of the prediction. With the mutex. */
+const struct offload_want *offload__order(struct offload *o, uint32_t layer, const struct offload_want *wants, uint32_t n);
+void offload__order_computed(struct offload *o);  /* what was handed out before is done */
+void offload__order_handed(struct offload *o, const uint32_t *wants, uint32_t n); /* n 0: the step is over */
 
 int offload__open(struct offload **out, const struct offload_opts *o, struct offload__catalog *c, struct err *e); /* takes c */
 void offload__probe(struct offload *o);   /* sets depth, at most what it is, and probe_bytes_per_s; before the reader starts */

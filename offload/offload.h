@@ -65,6 +65,8 @@ struct offload_stats {                 /* since open; monotonic unless said */
     uint64_t budget_bytes, slot_bytes; /* gauges: the budget now, and what slots take of it                        */
     double read_bytes_per_s;           /* gauge: measured while reading, smoothed; before the first read the probe's */
     double probe_bytes_per_s;          /* what the disk gave at open; 0 when it was not probed                      */
+    double plan_error;                 /* gauge: how far predictions of steps with misses are off, 0.1 = 10 %       */
+    uint64_t plan_falls;               /* times that was too far to read in the planned order                      */
     uint32_t queue_depth;              /* reads in flight at most                                                   */
     bool uring;                        /* reads go through io_uring                                                 */
 };

@@ -311,7 +311,7 @@ void offload__slots_begin(struct offload__slots *s, uint32_t layer, const struct
     s->stream = stream;
     s->n_wants = s->n_left = n;
     for (uint32_t w = 0; w < n; w++) {
-        s->wants[w] = (struct offload__want){ .expert = wants[w].expert, .slot = OFFLOAD__NONE };
+        s->wants[w] = (struct offload__want){ .expert = wants[w].expert, .slot = OFFLOAD__NONE, .n_rows = wants[w].n_rows };
         assert(s->want_of[wants[w].expert] == OFFLOAD__NONE); /* distinct */
         s->want_of[wants[w].expert] = w;
         const uint32_t key = key_of(s, wants[w].expert), i = s->slot_of[key];

@@ -137,6 +137,13 @@ static int start(struct offload *o, struct err *e) {
     if (map_arenas(o) || offload__slots_init(&o->s, &o->catalog, &o->budget, o->o.policy)) {
         return err_set(e, ST_NOMEM, "cannot map %llu bytes for experts", (unsigned long long)o->ram_bytes);
     }
+    const uint32_t n = o->catalog.n_experts;
+    o->planned = mem_zalloc(n, sizeof *o->planned);
+    o->plan_order = mem_zalloc(n, sizeof *o->plan_order);
+    o->ordered = mem_zalloc(n, sizeof *o->ordered);
+    if (!o->planned || !o->plan_order || !o->ordered) {
+        return err_set(e, ST_NOMEM, "out of memory for the plan of a step");
+    }
     o->disk = o->o.disk;
     o->depth = o->o.queue_depth ? o->o.queue_depth : DEFAULT_DEPTH;
     int rc = warm(o, e);
@@ -163,6 +170,9 @@ static void destroy(struct offload *o) {
     }
     offload__slots_clear(&o->s);
     mem_free(o->fill_order);
+    mem_free(o->planned);
+    mem_free(o->plan_order);
+    mem_free(o->ordered);
     mem_free(o->heat_path);
     unmap_arenas(o);
     offload__catalog_clear(&o->catalog);
@@ -273,7 +283,7 @@ int offload_begin(struct offload *o, uint32_t layer, const struct offload_want *
         apply_resize(o, ram_bytes);
     }
     const uint64_t work = o->s.work;
-    offload__slots_begin(&o->s, layer, wants, n, stream);
+    offload__slots_begin(&o->s, layer, offload__order(o, layer, wants, n), n, stream);
     const bool more = o->s.work != work;
     pthread_mutex_unlock(&o->mutex);
     if (more) {
@@ -314,6 +324,7 @@ uint32_t offload_next(struct offload *o, struct offload_item *items, uint32_t ca
     uint32_t wants[BATCH];
     cap = cap < BATCH ? cap : BATCH;
     pthread_mutex_lock(&o->mutex);
+    offload__order_computed(o);
     const uint64_t work = o->s.work;
     uint32_t n = offload__slots_next(&o->s, wants, cap);
     if (o->s.work != work) {
@@ -326,6 +337,7 @@ uint32_t offload_next(struct offload *o, struct offload_item *items, uint32_t ca
     for (uint32_t i = 0; i < n; i++) {
         fill_item(o, wants[i], &items[i]);
     }
+    offload__order_handed(o, wants, n);
     pthread_mutex_unlock(&o->mutex);
     return n;
 }
@@ -381,6 +393,8 @@ void offload_stats(const struct offload *store, struct offload_stats *out) {
     out->budget_bytes = o->ram_bytes;
     out->slot_bytes = o->budget.slot_bytes;
     out->read_bytes_per_s = o->read_bytes_per_s > 0 ? o->read_bytes_per_s : o->probe_bytes_per_s;
+    out->plan_error = o->loop.error;
+    out->plan_falls = o->loop.n_falls;
     out->probe_bytes_per_s = o->probe_bytes_per_s;
     out->queue_depth = o->depth;
     out->uring = o->own_uring;
