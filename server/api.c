@@ -44,7 +44,10 @@ int api_open(struct server *s, struct err *e) {
                                   .n_ctx = info.n_ctx, .max_n = o->config->max_n, .max_prompts = o->config->max_prompts,
                                   .max_choices = o->config->max_queued < GEN_MAX_CHOICES ? o->config->max_queued : GEN_MAX_CHOICES, .chat = o->chat};
     int rc = find_eog(api, o->tokenizer, e);
+    static const struct chat_dialect none;
+    if (rc == 0) rc = constraint_vocab_open(&api->vocab, o->tokenizer, o->chat ? &o->chat->dialect : &none, e);
     if (rc) {
+        mem_free(api->eog);
         mem_free(api);
         return rc;
     }
@@ -76,6 +79,7 @@ void api_close(struct server *s) {
     if (!s->api) return;
     while (s->api->gens) gen__free(s->api->gens);
     buf_clear(&s->api->scratch);
+    grammar_vocab_close(s->api->vocab);
     mem_free(s->api->eog);
     mem_free(s->api);
     s->api = NULL;

@@ -46,6 +46,8 @@ struct choice {
     struct gen *gen;
     const struct gen_prompt *prompt;
     struct detok detok;
+    struct grammar_state *grammar;  /* owned; NULL = free                                           */
+    struct thinking_limit *limit;   /* owned; NULL = none                                           */
     struct chat_choice *chat;       /* NULL = not chat; the gen's arena                             */
     struct detok_mark *marks;       /* NULL, or where each token's text begins: [echoed + max_tokens] */
     uint32_t n_echoed;              /* prompt tokens among the marks                                */
@@ -67,6 +69,7 @@ struct gen {
     struct gen_params params;
     struct parse_error error;
     uv_work_t work;
+    struct grammar *grammar;        /* one reference; NULL = the output is free                     */
     bool parsing;                   /* on a worker, or about to be                                  */
     bool gone;                      /* the client went away: drop everything                        */
     bool cancelled;                 /* by shutdown                                                  */
@@ -82,6 +85,7 @@ struct gen {
 struct api {
     struct parse_env env;
     int32_t *eog;                   /* owned, env.eog */
+    struct grammar_vocab *vocab;
     struct gen *gens;
     uint32_t n_live;
     uint64_t last_group;

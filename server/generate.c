@@ -54,7 +54,10 @@ void gen__free(struct gen *g) {
     for (uint32_t i = 0; i < g->n_choices; i++) {
         detok_clear(&g->choices[i].detok);
         chat_choice_clear(g->choices[i].chat);
+        thinking_limit_close(g->choices[i].limit);
+        grammar_state_close(g->choices[i].grammar);
     }
+    grammar_drop(g->grammar);
     arena_clear(&g->arena);
     if (g->prev) g->prev->next = g->next;
     else api->gens = g->next;
@@ -369,6 +372,23 @@ void api_on_events(struct server *s) {
 
 /* ---- from parameters to requests ---- */
 
+/* The filters of one sequence: the grammar, and around it the bound on the reasoning. */
+static int choice_filter(struct choice *c) {
+    struct gen *g = c->gen;
+    const struct gen_chat *chat = &g->params.chat;
+    struct token_filter f = {0};
+    int rc = 0;
+
+    if (g->grammar && (rc = grammar_state_open(&c->grammar, g->grammar)) == 0) f = grammar_state_filter(c->grammar);
+    if (rc == 0 && g->params.is_chat && chat->thinking_budget != UINT32_MAX && chat->dialect.think) {
+        struct thinking_limit_opts o = {.tokenizer = g->server->opts->tokenizer, .think = chat->dialect.think, .in_reasoning = chat->in_reasoning,
+                                        .budget = chat->thinking_budget, .inner = f};
+        if ((rc = thinking_limit_open(&c->limit, &o)) == 0) f = thinking_limit_filter(c->limit);
+    }
+    c->req.filter = f;
+    return rc;
+}
+
 static int choice_build(struct gen *g, uint32_t index) {
     const struct gen_params *p = &g->params;
     struct choice *c = &g->choices[index];
@@ -386,7 +406,8 @@ static int choice_build(struct gen *g, uint32_t index) {
                           .ignore_eos = p->ignore_eos, .min_tokens = p->min_tokens, .no_prefix_cache = p->no_prefix_cache,
                           .group = g->server->api->last_group, .user = c};
     r->sample.seed += p->seed_given ? j : index;
-    if (p->sample.n_top_logprobs < 0) return 0;
+    int rc = choice_filter(c);
+    if (rc || p->sample.n_top_logprobs < 0) return rc;
     c->n_echoed = p->echo ? c->prompt->n_ids : 0;
     r->logprobs = arena_alloc(&g->arena, (size_t)r->max_tokens * sizeof *r->logprobs);
     c->marks = arena_alloc(&g->arena, ((size_t)c->n_echoed + r->max_tokens) * sizeof *c->marks);
@@ -493,6 +514,28 @@ static void work_parse(uv_work_t *work) {
     g->format->parse(&g->server->api->env, g->x->body, g->x->body_len, &g->arena, &g->params, &g->error);
 }
 
+static void compile(struct gen *g) {
+    const struct constraint *c = &g->params.constraint;
+    struct parse_error *pe = &g->error;
+    struct err e = {0};
+
+    if (pe->status || c->n_parts == 0) return;
+    int rc = constraint_compile(&g->grammar, g->server->api->vocab, c, &g->params.chat.dialect, &e);
+    if (rc == 0) return;
+    *pe = (struct parse_error){.status = rc == ST_NOMEM ? 503 : 400, .code = rc == ST_NOMEM ? "out_of_memory" : "invalid_value"};
+    snprintf(pe->param, sizeof pe->param, "%s", c->param);
+    snprintf(pe->message, sizeof pe->message, "%s: %.440s", c->param, e.text);
+}
+
+static void work_parse_and_compile(uv_work_t *work) {
+    work_parse(work);
+    compile(work->data);
+}
+
+static void work_compile(uv_work_t *work) {
+    compile(work->data);
+}
+
 static void work_parsed(uv_work_t *work, int status) {
     struct gen *g = work->data;
 
@@ -513,7 +556,9 @@ void gen_start(struct exchange *x, const struct gen_format *format) {
     x->on_gone = gen_on_gone;
     g->parsing = true;
     g->work.data = g;
-    if (x->body_len >= PARSE_INLINE_BYTES && uv_queue_work(&s->loop, &g->work, work_parse, work_parsed) == 0) return;
+    if (x->body_len >= PARSE_INLINE_BYTES && uv_queue_work(&s->loop, &g->work, work_parse_and_compile, work_parsed) == 0) return;
     work_parse(&g->work);
+    if (g->error.status == 0 && g->params.constraint.n_parts > 0 && uv_queue_work(&s->loop, &g->work, work_compile, work_parsed) == 0) return;
+    compile(g);
     gen_parsed(g, g->error.status);
 }

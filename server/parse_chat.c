@@ -453,7 +453,11 @@ static int take_all(struct chat_parse *c, const struct fields *f) {
     if ((rc = take_reasoning(c, f))) return rc;
     if ((rc = take_kwargs(c, f))) return rc;
     if ((rc = render(c))) return rc;
-    return p->want == WANT_PROMPT ? parse__room(p) : 0;
+    if (p->want != WANT_PROMPT) return 0;
+    p->out->constraint.behind_reasoning = p->out->chat.in_reasoning;
+    if ((rc = parse__constraint(p, f))) return rc;
+    if ((rc = parse__forced_calls(p, f))) return rc;
+    return parse__room(p);
 }
 
 static int take_chat(struct parse *p, const struct fields *f) {

@@ -21,6 +21,8 @@ struct chat_parse {
 /* tools, tool_choice, parallel_tool_calls: fills p->out->chat and the template's variable, chooses the template. */
 int parse__tools(struct chat_parse *c, const struct fields *f);
 
+int parse__forced_calls(struct parse *p, const struct fields *f); /* after parse__constraint: what tool_choice demands */
+
 const char *parse__literal(struct chat_parse *c, const char *p, size_t n, size_t *len); /* unescaped, NUL-terminated; until the next call */
 int parse__set(struct chat_parse *c, struct chat_value dict, const char *key, struct chat_value v);
 struct chat_value parse__string(struct chat_parse *c, const char *s); /* one of ours */

@@ -16,6 +16,7 @@ enum field {
     F_LOGIT_BIAS, F_LOGPROBS, F_TOP_LOGPROBS, F_N, F_BEST_OF, F_ECHO, F_IGNORE_EOS, F_STREAM, F_STREAM_OPTIONS, F_SUFFIX, F_CACHE_PROMPT,
     F_TOOLS, F_TOOL_CHOICE, F_PARALLEL_TOOL_CALLS, F_ADD_GENERATION_PROMPT, F_CONTINUE_FINAL_MESSAGE, F_CHAT_TEMPLATE_KWARGS,
     F_REASONING_EFFORT, F_ENABLE_THINKING, F_THINKING, F_THINKING_BUDGET, F_REASONING_FORMAT, F_INCLUDE_REASONING,
+    F_RESPONSE_FORMAT, F_GRAMMAR, F_GUIDED_GRAMMAR, F_REGEX, F_GUIDED_REGEX, F_JSON_SCHEMA, F_GUIDED_JSON, F_CHOICE, F_GUIDED_CHOICE, F_STRUCTURED_OUTPUTS,
     F_CONTENT, F_TOKENS, F_ADD_SPECIAL, F_ADD_SPECIAL_TOKENS, F_PARSE_SPECIAL, F_WITH_PIECES,
     N_FIELDS
 };
@@ -44,6 +45,7 @@ struct parse {
 int parse__body(struct parse *p, const char *body, size_t n_bytes, int (*take)(struct parse *p, const struct fields *f));
 /* Text of the client as ids in the arena. */
 int parse__encode(struct parse *p, const char *text, size_t n, unsigned flags, const int32_t **ids, size_t *n_ids);
+int parse__constraint(struct parse *p, const struct fields *f); /* response_format and relatives: fills out->constraint */
 int parse__common(struct parse *p, const struct fields *f); /* everything but prompt, messages and what belongs to those */
 int parse__room(struct parse *p);                           /* after the prompts: every choice has to fit */
 

@@ -7,6 +7,7 @@ static int take_completion(struct parse *p, const struct fields *f) {
     int rc = parse__common(p, f);
 
     if (rc) return rc;
+    if ((rc = parse__constraint(p, f))) return rc;
     p->echo = p->out->echo;
     if ((rc = parse__prompt(p, f->v[F_PROMPT]))) return rc;
     return parse__room(p);

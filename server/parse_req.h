@@ -29,6 +29,7 @@
 #include "base/arena.h"
 #include "kernels/sample.h"
 #include "server/chat_model.h"
+#include "server/constraint.h"
 #include "server/detok.h"
 
 struct tokenizer;
@@ -89,6 +90,7 @@ struct gen_params {                        /* pointers: the arena's             
     uint32_t n_stop_ids;
     bool ignore_eos;                       /* only when nothing but eog would end a sequence                */
     bool echo, stream, include_usage, continuous_usage, no_prefix_cache;
+    struct constraint constraint;
     bool is_chat;
     struct gen_chat chat;
 };
