@@ -44,6 +44,7 @@ struct config {
     char *expert_policy;          /* auto | lru | lfu | lfru                                           */
     bool expert_prefetch;
     char *expert_io;              /* auto | uring | threads                                            */
+    char *trace;                  /* file the routing is recorded in; "" = none                        */
     char *expert_heat;            /* file of learned heat; "" = none                                   */
     bool repack;                  /* weights in the kernels' layout in memory of their own, not in the mapped file */
     /* cpu */

@@ -84,7 +84,7 @@ const struct option config__options[] = {
       "both share. With experts auto a number here that does not hold them all means stream.\n" },
     { "expert-policy", 0, OPTION_ENUM, FIELD(expert_policy), 0, 0, "auto|lru|lfu|lfru", "auto", NULL, "which streamed expert gives way",
       "lru: the one not used for longest. lfu: the one used least, old uses counting less. lfru: the one with the\n"
-      "fewest uses for its age. auto is lfru, in simulation the best at every budget (moed simulate).\n" },
+      "fewest uses for its age. auto is lfru, in simulation at or near the best at every budget.\n" },
     { "expert-prefetch", 0, OPTION_BOOL, FIELD(expert_prefetch), 0, 0, NULL, "on", NULL, "read streamed experts before they are asked for",
       "The next layer's router is tried on the present state, and an idle disk fills empty memory. Never delays a read that\n"
       "is waited for. /metrics says how much of it was of use.\n" },
@@ -92,6 +92,9 @@ const struct option config__options[] = {
       "auto takes io_uring where the kernel allows it (containers often do not), else threads.\n" },
     { "expert-heat", 0, OPTION_STRING, FIELD(expert_heat), 0, 0, NULL, "", NULL, "file that remembers which experts are hot",
       "Read at start, so that memory is filled with the right experts at once, and written at the end. Empty: nothing is kept.\n" },
+    { "trace", 0, OPTION_STRING, FIELD(trace), 0, 0, NULL, "", NULL, "file to record which experts are chosen",
+      "Empty: nothing is recorded. The file is emptied at start and complete at exit; it grows by about 500 bytes a token and holds\n"
+      "no text. A disk that cannot keep up loses steps of the record, never time. For moed trace show and moed simulate.\n" },
     { "repack", 0, OPTION_BOOL, FIELD(repack), 0, 0, NULL, "on", NULL, "copy weights into the kernels' layout at start",
       "Faster, above all in decoding; the copy replaces the file's pages in memory, the answers are the same. off reads the\n"
       "weights where they lie in the file: for a model larger than memory, or to share it between processes.\n" },

@@ -283,3 +283,19 @@ uint64_t offload_min_bytes(const struct model *m, bool packed) {
 uint64_t offload_all_bytes(const struct model *m, bool packed) {
     return of_model(m, packed, offload__all_bytes);
 }
+
+uint32_t offload_slots(const struct model *m, bool packed, uint64_t ram_bytes) {
+    struct offload__catalog c;
+    struct offload__budget b;
+    uint32_t n = 0;
+    if (offload__catalog_init(&c, m, packed, NULL)) {
+        return 0;
+    }
+    if (!offload__budget(&c, ram_bytes, &b)) {
+        for (uint32_t k = 0; k < c.n_classes; k++) {
+            n += b.slots[k];
+        }
+    }
+    offload__catalog_clear(&c);
+    return n;
+}

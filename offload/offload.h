@@ -76,6 +76,9 @@ uint64_t offload_min_bytes(const struct model *m, bool packed);
 /* The budget that makes every expert resident. Pure. */
 uint64_t offload_all_bytes(const struct model *m, bool packed);
 
+/* Experts that a budget holds; 0 below the minimum. Pure. */
+uint32_t offload_slots(const struct model *m, bool packed, uint64_t ram_bytes);
+
 int offload_open(struct offload **out, const struct offload_opts *o, struct err *e); /* returns owned, free with offload_close */
 void offload_close(struct offload *o);  /* NULL is fine */
 

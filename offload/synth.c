@@ -19,6 +19,8 @@ const struct synth_params SYNTH_POPULAR = {
     .popularity = 1.5f, .topic = 0.43f, .topic_tokens = 700, .context = 1.36f, .context_tokens = 5.4f, .noise = 1, .text_tokens = 500,
 };
 
+const struct synth_params SYNTH_UNIFORM = { .topic_tokens = 1, .context_tokens = 1, .noise = 1, .text_tokens = 1e9f };
+
 struct synth_expert { float popularity, topic, context; };
 
 struct synth {

@@ -22,6 +22,7 @@ struct synth_params {           /* standard deviations and time constants in tok
 
 extern const struct synth_params SYNTH_QWEN3;
 extern const struct synth_params SYNTH_POPULAR; /* the same figures within 4 points, with more of it fixed popularity */
+extern const struct synth_params SYNTH_UNIFORM; /* every expert as likely as any other: no reuse but chance */
 
 struct synth_shape { uint32_t n_layers, n_experts, k; }; /* routed layers only */
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the measuring sub-commands share: reading of option values, and JSON text. */
+ * What sub-commands share: reading of option values, memory to plan with, and JSON text. */
 #include "server/cmd_common.h"
 
 #include <errno.h>
@@ -9,6 +9,7 @@
 
 #include "base/alloc.h"
 #include "kernels/kernels.h"
+#include "server/sysinfo.h"
 
 enum { MAX_TEXT = 64 << 20 };
 
@@ -85,6 +86,14 @@ int cmd_pick_kv_type(const char *name, enum engine_kv_type *out, struct err *e) 
         }
     }
     return err_set(e, ST_INVALID, "--kv-type: expected f16, bf16, f32 or q8, found %s", name);
+}
+
+uint64_t cmd_ram_ceiling(uint64_t ram_bytes) {
+    if (ram_bytes) {
+        return ram_bytes;
+    }
+    uint64_t left = sys_ram_available(), margin = left / 16 + 128 * 1024 * 1024;
+    return left > 2 * margin ? left - margin : left / 2;
 }
 
 void cmd_json_string(FILE *f, const char *s) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the measuring sub-commands share: reading of option values, and JSON text. Part of the composition root. */
+ * What sub-commands share: reading of option values, memory to plan with, and JSON text. Part of the composition root. */
 #ifndef MOED_SERVER_CMD_COMMON_H
 #define MOED_SERVER_CMD_COMMON_H
 
@@ -24,6 +24,9 @@ bool cmd_parse_list(const char *s, uint32_t cap, uint32_t *n, bool (*parse)(void
 
 int cmd_pick_level(const char *name, const struct kern_ops **out, struct err *e); /* *out is static */
 int cmd_pick_kv_type(const char *name, enum engine_kv_type *out, struct err *e);
+
+/* The option ram, or when it is 0 what is free now, less a margin for the HTTP side, the page cache and everybody else. */
+uint64_t cmd_ram_ceiling(uint64_t ram_bytes);
 
 void cmd_json_string(FILE *f, const char *s);
 

@@ -21,10 +21,11 @@
 #include "model/gguf.h"
 #include "model/model.h"
 #include "model/tokenizer.h"
+#include "offload/trace.h"
+#include "server/cmd_common.h"
 #include "server/cmd_template.h"
 #include "server/commands.h"
 #include "server/server.h"
-#include "server/sysinfo.h"
 
 enum { POOL_SPIN_US = 100 };
 
@@ -37,6 +38,7 @@ struct app {
     struct chat_model *chat;
     struct pool *pool;
     struct engine *engine;
+    struct trace_writer *trace; /* NULL without option trace */
     struct server *server;
     char name[128];        /* model id shown to clients */
     const char *file_name; /* base name of config.model */
@@ -91,13 +93,6 @@ static void name_model(struct app *a) {
 }
 
 /* ---- memory ---- */
-
-/* What is free now, less a margin for the HTTP side, the page cache and everybody else. */
-static uint64_t ram_ceiling(const struct config *c) {
-    if (c->ram_bytes != 0) return c->ram_bytes;
-    uint64_t left = sys_ram_available(), margin = left / 16 + 128 * 1024 * 1024;
-    return left > 2 * margin ? left - margin : left / 2;
-}
 
 /* Why experts are where they are. */
 static void log_experts(const struct app *a, const struct engine_memory *m) {
@@ -162,6 +157,21 @@ static enum offload_io expert_io(const char *name) {
     return strcmp(name, "uring") == 0 ? OFFLOAD_IO_URING : strcmp(name, "threads") == 0 ? OFFLOAD_IO_THREADS : OFFLOAD_IO_AUTO;
 }
 
+static int open_trace(struct app *a, struct err *e) {
+    struct trace_info info;
+    if (a->config.trace[0] == '\0') return ST_OK;
+    trace_info_of(a->model, &info);
+    if (info.expert_bytes == 0) return err_set(e, ST_INVALID, "trace: a dense model has no routing to record");
+    return trace_writer_open(&a->trace, a->config.trace, &info, e);
+}
+
+static void close_trace(struct app *a) {
+    struct err e = {0};
+    uint64_t n_dropped = 0;
+    if (trace_writer_close(a->trace, &n_dropped, &e) != ST_OK) log_error("trace", "%s", e.text);
+    else if (n_dropped > 0) log_warn("trace", "%llu steps are missing: the disk could not keep up", (unsigned long long)n_dropped);
+}
+
 static int open_engine(struct app *a, struct err *e) {
     const struct config *c = &a->config;
     const struct kern_ops *kern = pick_kernels(c, e);
@@ -178,6 +188,8 @@ static int open_engine(struct app *a, struct err *e) {
     };
     policy_from_name(c->expert_policy, &o.policy); /* the option table lets nothing else through */
     int rc = plan_memory(a, &o, e);
+    if (rc == ST_OK) rc = open_trace(a, e);
+    o.trace = a->trace;
     if (rc == ST_OK) rc = engine_open(&a->engine, &o, e);
     if (rc != ST_OK) return rc;
     log_info("engine", "%d threads, %s kernels", pool_n_threads(a->pool), kern->name);
@@ -188,7 +200,7 @@ static int open_engine(struct app *a, struct err *e) {
 
 static int open_all(struct app *a, struct err *e) {
     uint64_t t0 = clock_mono_ns();
-    a->ram_bytes = ram_ceiling(&a->config); /* before anything is loaded */
+    a->ram_bytes = cmd_ram_ceiling(a->config.ram_bytes); /* before anything is loaded */
     int rc = model_open(&a->model, a->config.model, e);
     if (rc == ST_OK) rc = tokenizer_open(&a->tokenizer, model_gguf(a->model), e);
     if (rc == ST_OK) rc = cmd_open_chat(&a->chat, &a->config, model_gguf(a->model), a->tokenizer, e);
@@ -205,6 +217,7 @@ static int open_all(struct app *a, struct err *e) {
 static void close_all(struct app *a) {
     server_close(a->server);
     engine_close(a->engine);
+    close_trace(a);
     pool_close(a->pool);
     chat_model_close(a->chat);
     tokenizer_close(a->tokenizer);

@@ -22,7 +22,9 @@ static const char USAGE[] =
     "       moed trace make -o FILE [options]                made-up routing with the statistics of a real model\n"
     "         --layers N --experts N --used N                its shape (default 48, 128, 8: Qwen3-30B-A3B)\n"
     "         --expert-bytes SIZE --dense-bytes SIZE         its sizes (default 2.65m, 1g: that model in 4 bits)\n"
-    "         --tokens N --seed N                            decode steps (default 1000), and which of many texts\n";
+    "         --tokens N --seed N                            decode steps (default 1000), and which of many texts\n"
+    "         --like NAME                                    qwen3 (default); popular: the same reuse with more of it fixed\n"
+    "                                                        popularity; uniform: none but chance\n";
 
 /* ---- show ---- */
 
@@ -87,10 +89,15 @@ static int show(const char *path) {
 
 /* ---- make ---- */
 
-struct make_opts { const char *out; struct synth_shape shape; uint64_t expert_bytes, dense_bytes; uint32_t tokens, seed; };
+struct make_opts { const char *out; const struct synth_params *like; struct synth_shape shape; uint64_t expert_bytes, dense_bytes; uint32_t tokens, seed; };
+
+static const struct synth_params *params_of(const char *name) {
+    return !strcmp(name, "qwen3") ? &SYNTH_QWEN3 : !strcmp(name, "popular") ? &SYNTH_POPULAR : !strcmp(name, "uniform") ? &SYNTH_UNIFORM : NULL;
+}
 
 static bool parse_make(struct make_opts *o, const char *name, const char *value) {
     if (!strcmp(name, "-o")) return (o->out = value) != NULL;
+    if (!strcmp(name, "--like")) return (o->like = params_of(value)) != NULL;
     if (!strcmp(name, "--layers")) return cmd_parse_number(value, 1, TRACE_MAX_LAYERS, &o->shape.n_layers);
     if (!strcmp(name, "--experts")) return cmd_parse_number(value, 1, TRACE_MAX_EXPERTS, &o->shape.n_experts);
     if (!strcmp(name, "--used")) return cmd_parse_number(value, 1, TRACE_MAX_EXPERTS, &o->shape.k);
@@ -113,7 +120,7 @@ static int make_file(const struct make_opts *o, struct err *e) {
     struct synth *s = NULL;
     struct trace_writer *w = NULL;
     memset(info.routed, 0xff, (info.n_layers + 7) / 8);
-    int st = synth_open(&s, &o->shape, &SYNTH_QWEN3, o->seed, e);
+    int st = synth_open(&s, &o->shape, o->like, o->seed, e);
     int32_t *ids = st ? NULL : mem_zalloc((size_t)info.n_layers * info.k, sizeof *ids);
     if (!st && !ids) {
         st = err_set(e, ST_NOMEM, "out of memory");
@@ -132,7 +139,7 @@ static int make_file(const struct make_opts *o, struct err *e) {
 }
 
 static int make(int argc, char **argv) {
-    struct make_opts o = { .shape = { 48, 128, 8 }, .expert_bytes = 2650000, .dense_bytes = UINT64_C(1) << 30, .tokens = 1000, .seed = 1 };
+    struct make_opts o = { .like = &SYNTH_QWEN3, .shape = { 48, 128, 8 }, .expert_bytes = 2650000, .dense_bytes = UINT64_C(1) << 30, .tokens = 1000, .seed = 1 };
     struct err e = { 0 };
     for (int i = 0; i < argc; i += 2) {
         if (i + 1 == argc || !parse_make(&o, argv[i], argv[i + 1])) {

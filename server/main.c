@@ -11,6 +11,7 @@
 #include "model/model.h"
 #include "server/cmd_bench.h"
 #include "server/cmd_perplexity.h"
+#include "server/cmd_plan.h"
 #include "server/cmd_simulate.h"
 #include "server/cmd_trace.h"
 #include "server/commands.h"
@@ -22,6 +23,7 @@ static int help(FILE *out) {
           "       moed pack FILE.gguf OUT.gguf                 write experts as records; moed pack --verify OUT.gguf\n"
           "       moed bench [option...]                       measure the engine; moed bench --help\n"
           "       moed perplexity FILE.gguf TEXT [option...]   how well the engine predicts a text\n"
+          "       moed plan FILE.gguf [--ram 24g] [option...]  what fits where, and how fast that can be; moed plan --help\n"
           "       moed trace record|show|make ...              which experts a run chooses; moed trace --help\n"
           "       moed simulate TRACE [option...]              hit rates and tokens/s of other budgets; moed simulate --help\n"
           "       moed healthcheck [--host H] [--port P]       exit 0 when the server answers ready, else 1\n"
@@ -55,6 +57,7 @@ int main(int argc, char **argv) {
     if (strcmp(command, "pack") == 0) return cmd_pack(argc, argv);
     if (strcmp(command, "bench") == 0) return cmd_bench(argc, argv);
     if (strcmp(command, "perplexity") == 0) return cmd_perplexity(argc, argv);
+    if (strcmp(command, "plan") == 0) return cmd_plan(argc, argv);
     if (strcmp(command, "simulate") == 0) return cmd_simulate(argc, argv);
     if (strcmp(command, "trace") == 0) return cmd_trace(argc, argv);
     if (strcmp(command, "healthcheck") == 0) return cmd_healthcheck(argc, argv, environ);
