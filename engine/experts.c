@@ -55,7 +55,7 @@ void engine__experts_begin(struct engine__pass *p, struct offload_stats *before)
     const struct engine *en = p->en;
     if (en->store) {
         offload_stats(en->store, before);
-        p->foretell = en->o.prefetch && before->resident < (uint64_t)en->hp->n_layers * en->hp->n_experts;
+        p->foretell = en->o.prefetch && !en->s.ex.quiet;
     }
 }
 
@@ -68,6 +68,7 @@ void engine__experts_end(struct engine__pass *p, const struct offload_stats *bef
         out->misses = now.misses - before->misses;
         out->load_bytes = now.load_bytes - before->load_bytes;
         out->stall_ns = now.stall_ns - before->stall_ns;
+        p->en->s.ex.quiet = out->misses == 0 && now.prefetch_useful == before->prefetch_useful;
     }
 }
 
@@ -140,13 +141,15 @@ static void judge_guess(struct engine__pass *p) {
     x->n_guessed = 0;
 }
 
-/* The next layer's router on the rows as they are before this layer's FFN: most of what it will see is there already. */
-static void route_ahead(struct engine__pass *p, const struct engine__layer *next, bool wanted_only, uint32_t n_rows) {
+/* The next layer's router on the rows as they are before this layer's FFN: most of what it will see is there already.
+ * Of n_next rows that go on some, spread over all. */
+static void route_ahead(struct engine__pass *p, const struct engine__layer *next, bool wanted_only, uint32_t n_next) {
     struct engine *en = p->en;
     struct engine__expert_scratch *x = &en->s.ex;
     const size_t n = en->hp->n_embd, k = en->router.k;
+    const uint32_t n_rows = n_next < ENGINE__GUESS_ROWS ? n_next : ENGINE__GUESS_ROWS;
     for (size_t i = 0; i < n_rows; i++) {
-        const size_t row = wanted_only ? en->s.wants[i].row : i;
+        const size_t nth = i * n_next / n_rows, row = wanted_only ? en->s.wants[nth].row : nth;
         en->kern->rms_norm(en->s.x + row * n, next->ffn_norm, en->hp->rms_eps, n, x->x + i * n);
         if (next->router.q8) {
             en->kern->quantize(x->x + i * n, n, x->xq + i * (n / 32));
@@ -200,7 +203,7 @@ static void look_ahead(struct engine__pass *p) {
             x->list[n] = n;
         }
     } else if (n_rows) {
-        route_ahead(p, &en->layers[next], wanted_only, n_rows < ENGINE__GUESS_ROWS ? n_rows : ENGINE__GUESS_ROWS);
+        route_ahead(p, &en->layers[next], wanted_only, n_rows);
         n = list_guess(en);
     }
     if (n) {

@@ -162,6 +162,7 @@ struct engine__expert_scratch {
     float *precision;           /* [k] share of foretold ones of this rank that came true, moving average */
     uint32_t n_guessed;         /* rows of ids; 0 = nothing is foretold ... */
     uint32_t layer;             /* ... for this layer                       */
+    bool quiet;                 /* the latest step missed nothing and read nothing ahead that it needed: no guess is worth its work */
 };
 
 /* Carved once; sized for T = max_batch_tokens rows and k slots. */
