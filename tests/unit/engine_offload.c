@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Placement never changes the answer: whatever the budget of the expert store, its policy, prefetch, the layout of the
- * weights, who else is in the batch and live resizes in between, every drawn token and its log-probabilities are the
+ * Placement never changes the answer: whatever the budget of the expert store, its policy, prefetch, a packed model or
+ * none, the layout of the weights, who else is in the batch and live resizes in between, every drawn token and its log-probabilities are the
  * bits of an engine whose experts are all resident. And an expert that cannot be read fails those who need it, and nobody else. */
 #include "tests/unit/test.h"
 
@@ -18,6 +18,7 @@
 #include "model/expert_bank.h"
 #include "model/model.h"
 #include "offload/disk.h"
+#include "offload/pack.h"
 #include "tests/unit/tiny_gguf.h"
 
 enum { N_TEXTS = 6, TEXT = 56, N_SLOTS = 16, BATCH = 96, N_VOCAB = 96, N_TOP = 5 };
@@ -86,17 +87,33 @@ static int make_truth(struct rig *r) {
     return 0;
 }
 
-static int rig_open(struct rig *r, const struct tiny_model *m, bool repack) {
+/* The model as `moed pack` writes it, under the same name. */
+static int pack_file(struct rig *r, char *path) {
+    struct model *plain;
+    struct err e = { 0 };
+    char out[80];
+    snprintf(out, sizeof out, "%s.packed", path);
+    int st = model_open(&plain, path, &e);
+    if (!st) {
+        const struct offload_pack_opts o = { .model = plain, .pool = r->pool, .out = out };
+        st = offload_pack(&o, &e);
+        model_close(plain);
+    }
+    if (st) {
+        printf("# %s\n", e.text);
+    }
+    return st ? st : rename(out, path);
+}
+
+static int rig_open(struct rig *r, const struct tiny_model *m, bool repack, bool packed) {
     char path[64];
     struct pool_opts po = { .n_threads = 2, .spin_us = 20 };
     *r = (struct rig){ .rng = 7 };
-    if (tiny_write(m, path)) {
+    if (tiny_write(m, path) || pool_open(&r->pool, &po, NULL)) {
         return -1;
     }
-    int st = model_open(&r->model, path, NULL);
-    if (!st) {
-        st = pool_open(&r->pool, &po, NULL);
-    }
+    int st = packed ? pack_file(r, path) : 0;
+    st = st ? st : model_open(&r->model, path, NULL);
     r->o = (struct engine_opts){
         .model = r->model, .pool = r->pool, .kern = kern_cpu_ops(kern_cpu_best()), .n_seqs = N_SLOTS, .n_running = N_SLOTS,
         .max_batch_tokens = BATCH, .repack = repack,
@@ -203,10 +220,10 @@ static void random_steps(const char *test_name_, struct rig *r, const struct eng
     r->en = NULL;
 }
 
-static void every_setting(const char *test_name_, const struct tiny_model *model, bool repack, int n_steps) {
+static void every_setting(const char *test_name_, const struct tiny_model *model, bool repack, bool packed, int n_steps) {
     static const uint32_t shares[] = { 10, 25, 50, 100 };
     struct rig *r = malloc(sizeof *r);
-    CHECK(rig_open(r, model, repack) == 0);
+    CHECK(rig_open(r, model, repack, packed) == 0);
     struct engine_opts o = r->o;
     o.experts = ENGINE_EXPERTS_STREAM;
     for (int share = 0; share < 4; share++) {
@@ -226,15 +243,17 @@ static void every_setting(const char *test_name_, const struct tiny_model *model
     free(r);
 }
 
-TEST(every_setting_repacked) { every_setting(test_name_, &MODEL, true, 32); }
-TEST(every_setting_as_in_the_file) { every_setting(test_name_, &MODEL, false, 16); }
+TEST(every_setting_repacked) { every_setting(test_name_, &MODEL, true, false, 32); }
+TEST(every_setting_as_in_the_file) { every_setting(test_name_, &MODEL, false, false, 16); }
+TEST(every_setting_of_a_packed_model) { every_setting(test_name_, &MODEL, true, true, 16); }
 
 TEST(odd_formats) {
     struct tiny_model m = MODEL;
     m.n_layers = 2;
     m.gate = DTYPE_F32; /* never packed */
     m.down = DTYPE_Q4_1;
-    every_setting(test_name_, &m, true, 16);
+    every_setting(test_name_, &m, true, false, 16);
+    every_setting(test_name_, &m, true, true, 8);
 }
 
 /* ---- an expert that cannot be read ---- */
@@ -374,7 +393,7 @@ static void check_failures(const char *test_name_, struct rig *r, struct bad_dis
 TEST(unreadable_expert_fails_only_those_who_need_it) {
     struct bad_disk d;
     struct rig *r = malloc(sizeof *r);
-    CHECK(rig_open(r, &LARGE, true) == 0);
+    CHECK(rig_open(r, &LARGE, true, false) == 0);
     CHECK(bad_open(&d, r->model, BAD_LAYER, BAD_EXPERT) == 0);
     struct engine_opts o = r->o;
     o.experts = ENGINE_EXPERTS_STREAM;
@@ -393,7 +412,7 @@ TEST(failure_without_items_is_the_status_of_the_step) {
     struct kern_sampled drawn;
     uint32_t n_failed = 0;
     struct rig *r = malloc(sizeof *r);
-    CHECK(rig_open(r, &LARGE, true) == 0);
+    CHECK(rig_open(r, &LARGE, true, false) == 0);
     CHECK(bad_open(&d, r->model, BAD_LAYER, BAD_EXPERT) == 0);
     struct engine_opts o = r->o;
     o.experts = ENGINE_EXPERTS_STREAM;
@@ -418,6 +437,7 @@ int main(void) {
     log_setup(LOG_ERROR, LOG_TEXT);
     RUN(every_setting_repacked);
     RUN(every_setting_as_in_the_file);
+    RUN(every_setting_of_a_packed_model);
     RUN(odd_formats);
     RUN(unreadable_expert_fails_only_those_who_need_it);
     RUN(failure_without_items_is_the_status_of_the_step);
