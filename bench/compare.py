@@ -89,7 +89,9 @@ class Peer:
         self.lc, self.rng = lc, np.random.default_rng(1)
         widest = max(run["widths"], default=1)
         lc.llama_backend_init()
-        self.model = lc.llama_model_load_from_file(model.encode(), lc.llama_model_default_params())
+        m = lc.llama_model_default_params()
+        m.use_extra_bufts = not run.get("mapped")  # else it copies weights into a layout of its own
+        self.model = lc.llama_model_load_from_file(model.encode(), m)
         p = lc.llama_context_default_params()
         p.n_ctx = max(run["prompt"], widest * (run["context"] + gen) if run["widths"] else 0) + 64
         p.n_batch = p.n_ubatch = 512
@@ -317,4 +319,5 @@ def main():
     return 0
 
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

@@ -75,7 +75,8 @@ static const char USAGE[] =
     "  --cpu-level L       auto, scalar, avx2, avxvnni, avx512 or neon\n"
     "  --kv-type T         f16, bf16, f32 or q8\n"
     "  --repack on|off     copy weights into the kernels' layout (default on)\n"
-    "  --json FILE         also write the results as JSON ('-' = stdout instead of the table)\n";
+    "  --json FILE         also write the results as JSON ('-' = stdout instead of the table)\n"
+    "moed bench --offload MODEL.gguf: with a part of the experts in memory; moed bench --offload --help\n";
 
 static bool parse_list(const char *s, uint32_t max, struct bench_list *out) {
     char *end;
@@ -415,6 +416,11 @@ static int report(struct bench *b, struct err *e) {
 int cmd_bench(int argc, char **argv) {
     struct bench b = { 0 };
     struct err e = { 0 };
+    for (int i = 0; i < argc; i++) {
+        if (!strcmp(argv[i], "--offload")) {
+            return cmd_bench_offload(argc, argv);
+        }
+    }
     int code = parse_args(&b.o, argc, argv);
     if (code) {
         return code;

@@ -7,5 +7,7 @@
 /* argv without the program's and the sub-command's name. Prints to stdout, errors to stderr. Returns the exit code:
  * 0, 1 = something failed, 2 = bad usage. */
 int cmd_bench(int argc, char **argv);
+/* The same for `moed bench --offload`: a model larger than the memory its experts get. */
+int cmd_bench_offload(int argc, char **argv);
 
 #endif

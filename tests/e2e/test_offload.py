@@ -7,10 +7,11 @@ import json
 import mmap
 import os
 import re
+import subprocess
 import sys
 import threading
 
-from serving import DEMO, Server, Skip, check, run_cases
+from serving import BUILD, DEMO, Server, Skip, check, run_cases
 
 PROMPTS = ["The capital of France is", "Once upon a time, in a small village,", "def fibonacci(n):\n", "Water boils at",
            "List three colours: red,", "In 1969, humans first", "A good recipe for bread needs", "My favourite animal is the"]
@@ -154,6 +155,20 @@ def unreadable_expert_ends_one_request():
         check(s.request("GET", "/health")[0] == 200, "/health after a failed read")
 
 
+def bench_reports_against_the_limit():
+    if not DEMO.exists():
+        raise Skip("no demo model")
+    out = subprocess.run([BUILD / "moed", "bench", "--offload", DEMO, "--expert-budget", "25%", "--prompt", "64", "--gen", "4", "--repeat", "1",
+                          "--json", "-"], check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout
+    r = json.loads(out)
+    check(r["resident"] and 0.2 < r["budget_bytes"] / r["expert_bytes"] < 0.3 and min(r["disk_bytes_per_s"]) > 1e6, r)
+    check([x["test"] for x in r["results"]] == ["prefill", "decode"], r)
+    for x in r["results"]:
+        check(x["read_bytes"] > 0 and x["misses"] > 0, x)
+        limit = max(x["read_bytes"] / (sum(r["disk_bytes_per_s"]) / 2) * 1e3, x["compute_ms"])
+        check(abs(x["times_limit"] - x["ms"] / limit) < 0.01 * x["times_limit"], x)
+
+
 def admin_is_off_unless_asked_for():
     with Server.fake("--admin", "off") as s:
         check(s.request("GET", "/admin/offload")[0] == 403 and s.post({"ram": "1g"}, "/admin/offload")[0] == 403, "admin off")
@@ -171,4 +186,4 @@ def admin_is_off_unless_asked_for():
 
 if __name__ == "__main__":
     sys.exit(run_cases(same_text_at_every_budget, resize_while_serving, counted_where_it_is_seen, page_cache_holds_no_experts,
-                       unreadable_expert_ends_one_request, admin_is_off_unless_asked_for))
+                       unreadable_expert_ends_one_request, bench_reports_against_the_limit, admin_is_off_unless_asked_for))
