@@ -7,7 +7,7 @@
 
 #include "chat/reply_internal.h"
 
-enum { MAX_HEADER_BYTES = 1024 };
+enum { MAX_HEADER_BYTES = 1024, MAX_CUT_BYTES = 128 };
 
 static const char *const ends[] = {"<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>"};
 enum { N_ENDS = sizeof ends / sizeof *ends, N_CLOSING = 3 }; /* the first three belong to the message they end */
@@ -60,6 +60,17 @@ static bool headless(struct chat_reply *r) {
     return true;
 }
 
+/* Does the text begin with what can begin a header, or may it when more comes? */
+static bool begins_header(const char *p, size_t n) {
+    static const char *const begins[] = {"<|start|>", "<|channel|>", "<|message|>", "assistant"};
+
+    for (size_t i = 0; i < sizeof begins / sizeof *begins; i++) {
+        size_t len = strlen(begins[i]);
+        if (memcmp(p, begins[i], n < len ? n : len) == 0) return true;
+    }
+    return false;
+}
+
 static bool step_header(struct chat_reply *r) {
     static const char message[] = "<|message|>";
     const char *p = r->held.data;
@@ -67,14 +78,13 @@ static bool step_header(struct chat_reply *r) {
 
     while (i < n && chat__space(p[i])) i++;
     if (i == n) return false;
-    if (p[i] != '<' && !chat__starts(p + i, n - i, "assistant")) {
-        size_t have = n - i < 9 ? n - i : 9;
-        if (!r->final && memcmp(p + i, "assistant", have) == 0) return false;
-        return headless(r);
-    }
-    const char *at = chat__find(p, n, message);
+    if (!begins_header(p + i, n - i)) return headless(r);
+    const char *at = chat__find(p, n < MAX_HEADER_BYTES ? n : MAX_HEADER_BYTES, message);
     if (at) return to_body(r, (size_t)(at - p) + sizeof message - 1);
-    if (n > MAX_HEADER_BYTES) return headless(r);
+    if (n >= MAX_HEADER_BYTES || (r->final && (p[i] != '<' || n > MAX_CUT_BYTES))) {
+        r->state = REPLY_CONTENT; /* not of this form: all that is left is the answer */
+        return true;
+    }
     if (r->final) chat__drop_held(r, n); /* cut inside a header: marks only */
     return false;
 }

@@ -108,6 +108,7 @@ static int fill(struct chat_model *m, const struct chat_model_opts *o, struct er
     if (strcmp(o->syntax, "auto") != 0 && !chat_syntax_find(o->syntax, &m->dialect.syntax))
         return err_set(e, ST_INVALID, "tool-syntax: %s is none of those known", o->syntax);
     m->takes_tools = chat_template_mentions(tools, "tools");
+    if (!m->takes_tools && strcmp(o->syntax, "auto") == 0) m->dialect.syntax = CHAT_SYNTAX_HERMES; /* what parse_tools.c then explains */
     m->string_arguments = chat_template_mentions(tools, "tool_calls") && wants_text(m);
     return 0;
 }

@@ -226,22 +226,29 @@ static int put_reasoning(struct chat_parse *c, const struct message *m, struct c
     return rc;
 }
 
+/* The members of a message that have rules. */
+static void find_members(struct chat_parse *c, const struct json_member *value, struct message *m, struct json_member *role) {
+    struct json_member item;
+    size_t at = 0;
+
+    while (json_next(value->value, value->n_value, &at, &item)) {
+        if (literal_is(c, item.key, item.n_key, "role")) *role = item;
+        else if (literal_is(c, item.key, item.n_key, "content")) m->content = item;
+        else if (literal_is(c, item.key, item.n_key, "tool_calls")) m->calls = item;
+        else if (literal_is(c, item.key, item.n_key, "tool_call_id")) m->call_id = item;
+        else if (literal_is(c, item.key, item.n_key, "reasoning_content")) m->reasoning = item, m->has_reasoning_content = !is_null(&item);
+        else if (literal_is(c, item.key, item.n_key, "reasoning") && is_null(&m->reasoning)) m->reasoning = item;
+    }
+}
+
 static int take_message(struct chat_parse *c, uint32_t index, const struct json_member *value) {
     struct message m = {.index = index};
-    struct json_member item, role = {0};
+    struct json_member role = {0};
     struct chat_value dict = chat_dict(&c->values);
-    size_t at = 0;
     int rc;
 
     if (*value->value != '{') return fail_at(c, index, "", "must be an object%s", "");
-    while (json_next(value->value, value->n_value, &at, &item)) {
-        if (literal_is(c, item.key, item.n_key, "role")) role = item;
-        else if (literal_is(c, item.key, item.n_key, "content")) m.content = item;
-        else if (literal_is(c, item.key, item.n_key, "tool_calls")) m.calls = item;
-        else if (literal_is(c, item.key, item.n_key, "tool_call_id")) m.call_id = item;
-        else if (literal_is(c, item.key, item.n_key, "reasoning_content")) m.reasoning = item, m.has_reasoning_content = !is_null(&item);
-        else if (literal_is(c, item.key, item.n_key, "reasoning") && is_null(&m.reasoning)) m.reasoning = item;
-    }
+    find_members(c, value, &m, &role);
     if ((rc = find_role(c, &m, &role))) return rc;
     if (m.role == ROLE_TOOL && (is_null(&m.call_id) || *m.call_id.value != '"')) return fail_at(c, index, "tool_call_id", "a tool message needs the id of the call it answers%s", "");
     if (m.role == ROLE_DEVELOPER && !chat_template_mentions(c->tmpl, "developer")) m.role = ROLE_SYSTEM;
@@ -250,6 +257,7 @@ static int take_message(struct chat_parse *c, uint32_t index, const struct json_
     if (rc == 0) rc = put_calls(c, &m, dict);
     if (rc == 0) rc = put_others(c, value, dict);
     if (rc == 0) rc = put_reasoning(c, &m, dict);
+    if (rc == 0 && index == 0 && c->tools_text.type == CHAT_STRING) rc = parse__tools_in_system(c, dict);
     if (rc == 0 && chat_list_push(&c->values, c->messages, dict)) rc = parse__no_memory(c->p);
     c->n_last_assistant = m.role == ROLE_ASSISTANT ? c->n_last_assistant + 1 : 0;
     c->last_has_calls = !is_null(&m.calls) && m.role == ROLE_ASSISTANT;

@@ -13,6 +13,7 @@ struct chat_parse {
     struct buf scratch;                /* one unescaped string at a time                 */
     const struct chat_template *tmpl;
     struct chat_value vars, messages;
+    struct chat_value tools_text;      /* for a template that shows no tools: what the system message says of them; else CHAT_NONE */
     uint32_t n_last_assistant;         /* assistant messages at the end                  */
     bool last_has_calls, continues;
     bool lost;                         /* an unescaped string did not fit into memory    */
@@ -22,6 +23,8 @@ struct chat_parse {
 int parse__tools(struct chat_parse *c, const struct fields *f);
 
 int parse__forced_calls(struct parse *p, const struct fields *f); /* after parse__constraint: what tool_choice demands */
+
+int parse__tools_in_system(struct chat_parse *c, struct chat_value first); /* adds tools_text to the first message, or a message before it */
 
 const char *parse__literal(struct chat_parse *c, const char *p, size_t n, size_t *len); /* unescaped, NUL-terminated; until the next call */
 int parse__set(struct chat_parse *c, struct chat_value dict, const char *key, struct chat_value v);

@@ -101,6 +101,51 @@ static int take_choice(struct parse *p, const cJSON *v, const struct chat_tool *
     return parse__fail(p, "tool_choice", "names %.128s, which is not among the tools", name->valuestring);
 }
 
+/* Hermes form, in words. */
+static int explain(struct chat_parse *c, const struct json_member *raw) {
+    static const char intro[] = "You can call these functions:\n<tools>\n", outro[] =
+        "</tools>\nTo call one, write for each call the function's name and its arguments as JSON between these tags, and nothing after them:\n"
+        "<tool_call>\n{\"name\": \"NAME\", \"arguments\": {...}}\n</tool_call>";
+    struct json_member item;
+    struct buf b;
+    size_t at = 0;
+
+    buf_init(&b, 2 * raw->n_value + sizeof intro + sizeof outro);
+    buf_puts(&b, intro);
+    while (json_next(raw->value, raw->n_value, &at, &item)) {
+        buf_append(&b, item.value, item.n_value);
+        buf_putc(&b, '\n');
+    }
+    buf_puts(&b, outro);
+    c->tools_text = chat_string(&c->values, b.len ? b.data : "", b.len, CHAT_REQUEST);
+    bool failed = b.failed || c->tools_text.type != CHAT_STRING;
+    buf_clear(&b);
+    return failed ? parse__no_memory(c->p) : 0;
+}
+
+int parse__tools_in_system(struct chat_parse *c, struct chat_value first) {
+    struct chat_value role = chat_dict_get(first, "role"), content = chat_dict_get(first, "content"), both;
+    size_t n_role, n, n_text;
+    const char *name = chat_string_bytes(role, &n_role), *old, *text = chat_string_bytes(c->tools_text, &n_text);
+    struct buf b;
+
+    if (n_role != 6 || memcmp(name, "system", 6) != 0) {
+        struct chat_value message = chat_dict(&c->values);
+        int rc = parse__set(c, message, "role", parse__string(c, "system"));
+        if (rc == 0) rc = parse__set(c, message, "content", c->tools_text);
+        return rc || chat_list_push(&c->values, c->messages, message) == 0 ? rc : parse__no_memory(c->p);
+    }
+    old = chat_string_bytes(content, &n);
+    buf_init(&b, n + n_text + 2);
+    buf_append(&b, old, n);
+    buf_puts(&b, "\n\n");
+    buf_append(&b, text, n_text);
+    both = chat_string(&c->values, b.len ? b.data : "", b.len, CHAT_REQUEST);
+    bool failed = b.failed;
+    buf_clear(&b);
+    return failed ? parse__no_memory(c->p) : parse__set(c, first, "content", both);
+}
+
 int parse__tools(struct chat_parse *c, const struct fields *f) {
     struct parse *p = c->p;
     const struct chat_model *m = p->env->chat;
@@ -108,7 +153,10 @@ int parse__tools(struct chat_parse *c, const struct fields *f) {
     struct chat_value list = chat_none();
     uint32_t n = 0;
     bool parallel = true;
-    int rc = take_list(p, f->v[F_TOOLS], &tools, &n);
+    int rc;
+
+    c->tools_text = chat_none();
+    rc = take_list(p, f->v[F_TOOLS], &tools, &n);
 
     if (rc == 0) rc = take_choice(p, f->v[F_TOOL_CHOICE], tools, n);
     if (rc == 0) rc = parse__bool_field(p, f, F_PARALLEL_TOOL_CALLS, &parallel);
@@ -119,6 +167,7 @@ int parse__tools(struct chat_parse *c, const struct fields *f) {
         p->out->chat.n_tools = n;
         list = json_value(&c->values, f->raw[F_TOOLS].value, f->raw[F_TOOLS].n_value, CHAT_REQUEST);
         if (m->with_tools) c->tmpl = m->with_tools;
+        if (!m->takes_tools && m->dialect.syntax == CHAT_SYNTAX_HERMES && (rc = explain(c, &f->raw[F_TOOLS]))) return rc;
     }
     return parse__set(c, c->vars, "tools", list);
 }

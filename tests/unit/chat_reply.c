@@ -116,6 +116,8 @@ static const struct row rows[] = {
     {CHAT_SYNTAX_HARMONY, 0, "<|channel|>commentary<|message|>I will look.<|end|><|start|>assistant to=functions.now<|channel|>commentary json<|message|>{}", "", "I will look.", "now({})", NULL},
     {CHAT_SYNTAX_HARMONY, 0, "<|channel|>commentary to=functions.now<|message|>{oops", "", "{oops", "", NULL},
     {CHAT_SYNTAX_HARMONY, 0, "just text <b", "", "just text <b", "", NULL},
+    {CHAT_SYNTAX_HARMONY, 0, "<b>bold</b> words", "", "<b>bold</b> words", "", NULL},
+    {CHAT_SYNTAX_HARMONY, 0, "assistants are nice", "", "assistants are nice", "", NULL},
     {CHAT_SYNTAX_HARMONY, 0, "assistan", "", "assistan", "", NULL},
     {CHAT_SYNTAX_HARMONY, NO_TOOLS, "<|channel|>analysis<|message|>cut", "cut", "", "", NULL},
     {CHAT_SYNTAX_HARMONY, NO_TOOLS, "<|channel|>final<|message|>a<|end|><|start|>assistant<|chan", "", "a", "", NULL},
@@ -242,6 +244,17 @@ TEST(limits_and_lost_memory_fail_cleanly) {
     chat_reply_clear(&r);
 }
 
+/* A header that never ends is text, and found to be so at the same place however it comes. */
+TEST(endless_headers_are_text) {
+    static char in[3000];
+    struct row row = {CHAT_SYNTAX_HARMONY, NO_TOOLS, in, "", in, "", NULL};
+    for (size_t n = 0; n + 12 < 1500; n += 11) memcpy(in + n, "<|channel|>", 11);
+    strcat(in, " end");
+    check_row(&row, strlen(in), true, test_name_);
+    check_row(&row, 0, true, test_name_);
+    check_row(&row, 1024, true, test_name_);
+}
+
 TEST(wanted_control_tokens) {
     static const struct { enum chat_syntax s; const char *piece; bool want; } v[] = {
         {CHAT_SYNTAX_HERMES, "<tool_call>", true}, {CHAT_SYNTAX_HERMES, "</tool_call>", true}, {CHAT_SYNTAX_HERMES, "<|im_end|>", false}, {CHAT_SYNTAX_HERMES, "<think>", true},
@@ -288,6 +301,7 @@ int main(void) {
     RUN(python_runs_where_a_tool_can);
     RUN(too_many_calls_are_content);
     RUN(limits_and_lost_memory_fail_cleanly);
+    RUN(endless_headers_are_text);
     RUN(wanted_control_tokens);
     RUN(dialects);
     return test_failed_;

@@ -145,6 +145,23 @@ TEST(tools_are_known_to_the_parsers) {
     chat_model_close(m);
 }
 
+TEST(a_template_without_tools_has_them_explained) {
+    struct chat_model *m = model_of("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}");
+    static const char *const bodies[2] = {M(HI), M("{\"role\":\"system\",\"content\":\"Be kind.\"}," HI)}, *const starts[2] = {"[system]You can call", "[system]Be kind.\n\nYou can call"};
+    CHECK(!m->takes_tools && m->dialect.syntax == CHAT_SYNTAX_HERMES);
+    for (int i = 0; i < 2; i++) {
+        char body[500];
+        snprintf(body, sizeof body, "%.*s,\"tools\":[" F("\"name\":\"f\"") "," F("\"name\":\"g\"") "]}", (int)strlen(bodies[i]) - 1, bodies[i]);
+        struct got g = parse(m, body, true);
+        CHECKF(g.rc == 0, "%s", g.e.message);
+        char text[2000];
+        snprintf(text, sizeof text, "%.*s", (int)g.p.prompts[0].n_bytes, g.p.prompts[0].text);
+        CHECKF(strncmp(text, starts[i], strlen(starts[i])) == 0 && strstr(text, "\"f\"") && strstr(text, "\"g\"") && strstr(text, "</tool_call>[user]hi"), "%s", text);
+        END(g);
+    }
+    chat_model_close(m);
+}
+
 /* Templates disagree on the form of a call's arguments. */
 TEST(arguments_in_the_form_the_template_wants) {
     static const struct { const char *text; bool as_text; } v[] = {
@@ -206,6 +223,7 @@ int main(void) {
     RUN(what_is_refused_and_named);
     RUN(the_prompt_and_its_end);
     RUN(tools_are_known_to_the_parsers);
+    RUN(a_template_without_tools_has_them_explained);
     RUN(arguments_in_the_form_the_template_wants);
     RUN(template_errors_are_the_clients);
     RUN(lost_memory_is_503);
