@@ -244,6 +244,42 @@ def exceptions():
         check(e.code == "context_length_exceeded", e.body)
 
 
+FIELDS = {  # what is right besides null
+    "model": str, "messages": list, "max_tokens": int, "max_completion_tokens": int, "min_tokens": int, "temperature": (int, float), "top_p": (int, float), "top_k": int, "min_p": (int, float),
+    "repetition_penalty": (int, float), "frequency_penalty": (int, float), "presence_penalty": (int, float), "seed": int, "stop": (str, list), "stop_token_ids": list, "logit_bias": dict,
+    "logprobs": bool, "top_logprobs": int, "n": int, "ignore_eos": bool, "stream": bool, "stream_options": dict, "cache_prompt": bool, "tools": list, "tool_choice": (str, dict),
+    "parallel_tool_calls": bool, "add_generation_prompt": bool, "continue_final_message": bool, "chat_template_kwargs": dict, "reasoning_effort": str, "enable_thinking": bool,
+    "thinking": (bool, dict), "thinking_token_budget": int, "reasoning_format": str, "include_reasoning": bool, "response_format": dict, "grammar": str, "regex": str, "choice": list,
+    "guided_json": (dict, bool), "structured_outputs": dict,
+}
+
+
+def every_field_of_every_type():
+    s = fake()
+    for field, right in FIELDS.items():
+        right = right if isinstance(right, tuple) else (right,)
+        for value in ("\u00e4", 1.5, True, ["\u00e4"], {"\u00e4": 1}, None):
+            status, _, body = s.post({"messages": said("x"), "max_tokens": 4, field: value}, "/v1/chat/completions")
+            check(status in (200, 400, 404), f"{field}={value}: {status}")
+            if status != 200:
+                e = json.loads(body)["error"]
+                check(e["param"] and e["param"].split("[")[0] in (field, "messages", "tool_choice") and e["message"] and e["type"] == "invalid_request_error", f"{field}={value}: {e}")
+            if value is None and field != "messages":
+                check(status == 200, f"{field}=null: {body}")
+            if type(value) not in right and value is not None:
+                check(status == 400, f"{field}={value!r} is accepted")
+    check(s.post({"messages": said("x"), "user": 5, "metadata": [], "store": {}, "service_tier": 1, "functions": 7, "Model": 3, "audio": "x"}, "/v1/chat/completions")[0] == 200, "harmless fields")
+
+
+def bodies_that_are_no_request():
+    m = b'"messages":[{"role":"user","content":"%s"}]'
+    for body in (b"", b"{", b"[]", b'"x"', b"null", b"{}", b"\xef\xbb\xbf{" + m % b"x" + b"}", b"{" + m % b"x" + b"}x", "{}".encode("utf-16"), b"{" + m % b"\xff" + b"}", b"{" + m % b"\0" + b"}",
+                 b"{" + m % b"\\u0000" + b"}", b"{" + m % b"\\ud800" + b"}", b'{"model":"a","model":"b",' + m % b"x" + b"}", b'{"model":"other",' + m % b"x" + b"}"):
+        status, _, answer = fake().post(body, "/v1/chat/completions")
+        check(status == (404 if b"other" in body else 400) and set(json.loads(answer)["error"]) == {"message", "type", "param", "code"}, f"{body}: {status} {answer}")
+    check(fake().post({"messages": said("fine")}, "/v1/chat/completions")[0] == 200, "the next request")
+
+
 def a_lost_client_cancels():
     stream = ask(fake(), [{"role": "user", "content": "hi"}], stream=True, max_tokens=15000, extra_body={"ignore_eos": True})
     for _, _ in zip(range(5), stream):
@@ -274,4 +310,4 @@ def text_endpoints():
 
 sys.exit(run_cases(demo_answers, demo_stream_equals_whole, demo_async, demo_turns_are_cached, demo_continues_a_prefill, demo_choices, reasoning_is_split, stops_are_for_the_answer,
                    reasoning_goes_back_in, tools_of_every_family, text_around_calls, malformed_calls_are_content, a_cut_call_is_length, tool_results_go_back, tool_choice_none_shows_no_tools,
-                   exceptions, a_lost_client_cancels, text_endpoints))
+                   exceptions, every_field_of_every_type, bodies_that_are_no_request, a_lost_client_cancels, text_endpoints))
