@@ -126,7 +126,7 @@ run:
 	@echo
 	@echo "Try, from another terminal:"
 	@echo "  curl -s http://127.0.0.1:$(PORT)/v1/chat/completions -H 'Content-Type: application/json' \\"
-	@echo "       -d '{\"messages\": [{\"role\": \"user\", \"content\": \"What is the capital of France?\"}]}'"
+	@echo "       -d '{\"messages\": [{\"role\": \"user\", \"content\": \"What is the capital of France?\"}], \"temperature\": 0}'"
 	@echo
 	@echo "or, with the official client (pip install openai):"
 	@echo "  python3 -c 'from openai import OpenAI; c = OpenAI(base_url=\"http://127.0.0.1:$(PORT)/v1\", api_key=\"-\")"
