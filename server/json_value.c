@@ -71,7 +71,7 @@ static struct chat_value read_dict(struct reader *r) {
     for (r->p++, skip(r); r->p < r->end && *r->p != '}'; skip(r)) {
         read_literal(r);
         size_t n = r->scratch.len;
-        char *key = arena_strndup(r->a, r->scratch.data, n);
+        char *key = arena_strndup(r->a, n ? r->scratch.data : "", n);
         skip(r);
         if (!key || r->scratch.failed || chat_dict_set(r->a, dict, key, n, r->origin, read_value(r))) return out_of_memory(r);
     }
