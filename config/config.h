@@ -26,6 +26,9 @@ struct config {
     uint32_t max_header_bytes;
     uint32_t header_timeout_ms, body_timeout_ms, keepalive_timeout_ms, write_timeout_ms;
     uint64_t max_output_bytes;    /* unsent bytes of one connection before its request is cancelled    */
+    char *api_key_file;           /* "" = no key is needed                                             */
+    char *allowed_hosts;          /* names in Host, by comma; "" = of this machine when bound to loopback, else any */
+    char *allowed_origins;        /* other sites whose scripts may call, by comma; "" = none, "*" = any */
     uint32_t sse_ping_ms;         /* SSE comment when a stream is silent this long; 0 = never          */
     /* scheduling */
     uint32_t max_running;         /* sequences in one batch                                            */

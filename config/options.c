@@ -24,10 +24,18 @@ const struct option config__options[] = {
       "text of the answer.\n" },
 
     { "host", 'H', OPTION_STRING, FIELD(host), 0, 0, NULL, "127.0.0.1", "Network", "address to listen on",
-      "An IPv4 or IPv6 address. 0.0.0.0 or :: opens the server to the network: there is no authentication yet, so put\n"
-      "it behind a proxy then.\n" },
+      "An IPv4 or IPv6 address. 0.0.0.0 or :: opens the server to the network: set api-key-file then, and put a proxy\n"
+      "that speaks TLS in front.\n" },
     { "port", 'p', OPTION_U32, FIELD(port), 0, 65535, NULL, "8080", NULL, "TCP port (0 = any free one, printed)",
       "0 takes any free port and prints it in the first log lines.\n" },
+    { "api-key-file", 0, OPTION_STRING, FIELD(api_key_file), 0, 0, NULL, "", NULL, "file of API keys; without one no key is needed",
+      "A line per key: KEY [name=TEXT] [concurrent=N] [per-minute=N]. A key has 16 to 256 printable characters; concurrent\n"
+      "bounds its requests running at once, per-minute those it may start. /health and the page at / need no key.\n" },
+    { "allowed-hosts", 0, OPTION_STRING, FIELD(allowed_hosts), 0, 0, NULL, "", NULL, "names clients may address, by comma (* = any)",
+      "Guards against pages that point a name of theirs at this machine. Empty: localhost and its addresses when the\n"
+      "server listens on loopback, any name otherwise. Entries are names without a port.\n" },
+    { "allowed-origins", 0, OPTION_STRING, FIELD(allowed_origins), 0, 0, NULL, "", NULL, "sites whose scripts may call, by comma (* = any)",
+      "Origins as browsers send them, such as https://chat.example. Empty: only the page of this server itself.\n" },
     { "max-connections", 0, OPTION_U32, FIELD(max_connections), 1, 1000000, NULL, "1024", NULL, "open client connections",
       "Beyond it new connections wait in the kernel's queue; idle keep-alive connections are closed first.\n"
       "Costs about 16 KiB each when idle. The limit of open files (ulimit -n) must be higher.\n" },

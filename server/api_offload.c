@@ -12,16 +12,10 @@
 #include "base/alloc.h"
 #include "base/log.h"
 #include "server/internal.h"
+#include "server/access.h"
 #include "server/limits.h"
 
 static const struct json_limits LIMITS = {.max_depth = 4, .max_nodes = 16};
-
-static bool is_loopback(const char *host) {
-    struct in_addr v4;
-    struct in6_addr v6;
-    if (inet_pton(AF_INET, host, &v4) == 1) return ntohl(v4.s_addr) >> 24 == 127;
-    return inet_pton(AF_INET6, host, &v6) == 1 && IN6_IS_ADDR_LOOPBACK(&v6);
-}
 
 static void refuse(struct exchange *x, int status, const char *code, const char *param, const char *message) {
     reply_error(x, &(struct api_error){.status = status, .code = code, .param = param, .message = message});
@@ -30,7 +24,7 @@ static void refuse(struct exchange *x, int status, const char *code, const char 
 /* False: answered. */
 static bool may(struct exchange *x) {
     const struct config *c = x->server->opts->config;
-    bool on = strcmp(c->admin, "auto") == 0 ? is_loopback(c->host) : strcmp(c->admin, "on") == 0;
+    bool on = strcmp(c->admin, "auto") == 0 ? access_is_loopback(c->host) : strcmp(c->admin, "on") == 0;
     if (!on) refuse(x, 403, "admin_off", NULL, "The admin routes are off; option admin turns them on.");
     return on;
 }

@@ -54,14 +54,13 @@ struct exchange_box *exchange__begin(struct conn *c) {
     x->path = arena_strndup(&x->arena, p->path, strlen(p->path));
     x->query = arena_strndup(&x->arena, p->query, strlen(p->query));
     x->content_type = header_copy(x, p, "Content-Type");
-    x->authorization = header_copy(x, p, "Authorization");
     x->body = "";
     /* Until the body is read the connection cannot be used again: the rest of it would be parsed as a request. */
     b->keep_alive = p->keep_alive && p->error_status == 0 && !p->chunked && p->content_length == 0;
-    b->route = -1;
+    b->route = b->key = -1;
     c->server->listener->n_boxes++;
     choose_id(x, p);
-    if (x->path == NULL || x->query == NULL || x->content_type == NULL || x->authorization == NULL) {
+    if (x->path == NULL || x->query == NULL || x->content_type == NULL) {
         x->conn = NULL;
         exchange__finish(b);
         return NULL;
@@ -90,6 +89,7 @@ void exchange__finish(struct exchange_box *b) {
     int status = b->status != 0 ? b->status : 499;
     http_stats__count(s->http_stats, b->route, status, ns);
     log_debug("http", "%s %s %s %d %.1f ms", b->x.request_id, b->x.method, route__name(b->route), status, (double)ns * 1e-6);
+    access_done(s->access, b->key);
     listener__forget_box(b);
     s->listener->n_boxes--;
     s->listener->body_bytes -= b->body.len;

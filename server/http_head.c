@@ -82,6 +82,8 @@ static int check_host(struct http_parse *p) {
     uint32_t n_hosts = header_count(p, "Host");
     if (n_hosts > 1)
         return http__fail(p, 400, "The request has more than one Host header.");
+    if (header_count(p, "Authorization") > 1)
+        return http__fail(p, 400, "The request has more than one Authorization header.");
     if (n_hosts == 0 && !p->http10)
         return http__fail(p, 400, "The request has no Host header.");
     size_t n;

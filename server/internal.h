@@ -30,6 +30,7 @@
 #include "scheduler/scheduler.h"
 #include "server/server.h"
 
+struct access;
 struct conn;
 struct api;    /* api.c: live generations, by pointer */
 
@@ -40,7 +41,7 @@ struct exchange {
     const char *path;               /* percent-decoded, without query; NUL-terminated, no NUL inside      */
     const char *query;              /* without '?'; "" when absent                                        */
     const char *content_type;       /* "" when absent                                                     */
-    const char *authorization;      /* "" when absent                                                     */
+    const char *cors_origin;        /* the other site that asks, when it may; else NULL                   */
     char request_id[129];           /* X-Request-Id when well-formed, else generated; sent back           */
     const char *body;               /* complete, view, valid until exchange_end                           */
     size_t body_len;
@@ -58,6 +59,7 @@ struct server {
     const struct server_opts *opts;
     uv_loop_t loop;
     struct sched *sched;
+    struct access *access;
     struct api *api;
     bool draining;                  /* SIGTERM seen: /health is 503, new work is refused                  */
     bool failed;                    /* the engine failed: /health is 503, the loop ends                   */

@@ -54,6 +54,11 @@ void reply__head(struct exchange_box *b, int status, const char *content_type, s
         buf_puts(head, "Connection: keep-alive\r\n");
     if (content_type != NULL)
         buf_printf(head, "Content-Type: %s\r\n", content_type);
+    if (b->x.cors_origin != NULL)
+        buf_printf(head, "Access-Control-Allow-Origin: %s\r\nVary: Origin\r\nAccess-Control-Expose-Headers: X-Request-Id, Retry-After\r\n",
+                   b->x.cors_origin);
+    if (status == 401)
+        buf_puts(head, "WWW-Authenticate: Bearer\r\n");
 }
 
 static void respond(struct exchange *x, int status, const char *content_type, const char *body, size_t n, const char *extra) {

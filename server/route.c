@@ -12,21 +12,27 @@ struct route {
     route_fn get, post; /* NULL = the route does not serve it; get serves HEAD too */
     bool below;         /* also everything below, as "/v1/models/{id}"             */
     bool work;          /* starts a generation: refused while draining             */
+    bool open;          /* needs no API key                                        */
 };
 
 static const struct route routes[] = {
-    {"/", api_page, NULL, false, false},
-    {"/health", api_health, NULL, false, false},
-    {"/metrics", api_metrics, NULL, false, false},
-    {"/v1/models", api_models, NULL, true, false},
-    {"/v1/completions", NULL, api_completions, false, true},
-    {"/v1/chat/completions", NULL, api_chat, false, true},
-    {"/tokenize", NULL, api_tokenize, false, false},
-    {"/detokenize", NULL, api_detokenize, false, false},
-    {"/apply-template", NULL, api_apply_template, false, false},
-    {"/props", api_props, NULL, false, false},
-    {"/admin/offload", api_offload_show, api_offload_set, false, false},
+    {"/", api_page, NULL, false, false, true},
+    {"/health", api_health, NULL, false, false, true},
+    {"/metrics", api_metrics, NULL, false, false, false},
+    {"/v1/models", api_models, NULL, true, false, false},
+    {"/v1/completions", NULL, api_completions, false, true, false},
+    {"/v1/chat/completions", NULL, api_chat, false, true, false},
+    {"/tokenize", NULL, api_tokenize, false, false, false},
+    {"/detokenize", NULL, api_detokenize, false, false, false},
+    {"/apply-template", NULL, api_apply_template, false, false, false},
+    {"/props", api_props, NULL, false, false, false},
+    {"/admin/offload", api_offload_show, api_offload_set, false, false, false},
 };
+
+/* What the official clients send beyond what browsers always allow. */
+#define CORS_HEADERS "Authorization, Content-Type, X-Api-Key, X-Request-Id, Idempotency-Key, OpenAI-Organization, OpenAI-Project, " \
+    "Anthropic-Version, X-Stainless-Arch, X-Stainless-Lang, X-Stainless-OS, X-Stainless-Package-Version, X-Stainless-Retry-Count, " \
+    "X-Stainless-Runtime, X-Stainless-Runtime-Version, X-Stainless-Timeout, X-Stainless-Read-Timeout"
 
 enum { N_ROUTES = sizeof routes / sizeof *routes };
 _Static_assert((int)N_ROUTES < (int)HTTP_N_ROUTES, "http_stats has one row per route and one for the rest");
@@ -79,10 +85,43 @@ static const char *allowed_methods(int i) {
     return get && post ? "GET, HEAD, POST, OPTIONS" : get ? "GET, HEAD, OPTIONS" : "POST, OPTIONS";
 }
 
+static struct access_text header(const struct http_parse *p, const char *name) {
+    struct access_text t;
+    t.s = http_parse_header(p, name, &t.n);
+    return t;
+}
+
+/* An Origin goes back into a header: printable and without blanks, as origins are. */
+static bool plain_origin(struct access_text origin) {
+    for (size_t i = 0; i < origin.n; i++)
+        if (origin.s[i] <= ' ' || origin.s[i] > '~') return false;
+    return true;
+}
+
+/* False: answered. */
+static bool check_access(struct exchange *x, const struct http_parse *p, const struct route *r) {
+    struct exchange_box *b = (struct exchange_box *)x;
+    struct access_text origin = header(p, "Origin");
+    struct access_verdict v;
+    access_check(x->server->access, &(struct access_request){
+        .host = header(p, "Host"), .origin = origin, .authorization = header(p, "Authorization"), .api_key = header(p, "X-Api-Key"),
+        .open = p->method == METHOD_OPTIONS || (r != NULL && r->open), .work = r != NULL && r->work, .now_ms = uv_now(&x->server->loop),
+    }, &v);
+    b->key = v.key;
+    if (v.cross_origin && plain_origin(origin)) {
+        x->cors_origin = arena_strndup(&x->arena, origin.s, origin.n);
+        if (x->cors_origin == NULL) return refuse(x, 503, NULL, "The server is out of memory.");
+    }
+    if (v.status == 0) return true;
+    reply_error(x, &(struct api_error){.status = v.status, .code = v.code, .message = v.message, .retry_after_s = v.retry_after_s});
+    return false;
+}
+
 bool route__check(struct exchange *x, const struct http_parse *p) {
     struct exchange_box *b = (struct exchange_box *)x;
     int i = find(x->path);
     b->route = i;
+    if (!check_access(x, p, i >= 0 ? &routes[i] : NULL)) return false;
     if (p->method == METHOD_OPTIONS) /* answered without a body in any case, "OPTIONS *" included */
         return i >= 0 || strcmp(x->path, "*") == 0 || refuse(x, 404, "not_found", "There is no such route.");
     if (i < 0)
@@ -101,7 +140,11 @@ void route_dispatch(struct exchange *x) {
         (strcmp(x->method, "POST") == 0 ? routes[b->route].post : routes[b->route].get)(x);
         return;
     }
-    char allow[64];
-    snprintf(allow, sizeof allow, "Allow: %s\r\n", allowed_methods(b->route));
-    reply__allow(x, allow);
+    char lines[1024];
+    const char *methods = allowed_methods(b->route);
+    int n = snprintf(lines, sizeof lines, "Allow: %s\r\n", methods);
+    if (x->cors_origin != NULL) /* the answer to a preflight; browsers may remember it for ten minutes */
+        snprintf(lines + n, sizeof lines - (size_t)n, "Access-Control-Allow-Methods: %s\r\nAccess-Control-Allow-Headers: %s\r\n"
+                 "Access-Control-Max-Age: 600\r\n", methods, CORS_HEADERS);
+    reply__allow(x, lines);
 }

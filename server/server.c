@@ -99,7 +99,10 @@ int server_open(struct server **out, const struct server_opts *o, struct err *e)
     s->loop.data = s;
     s->start_unix_s = clock_unix_s();
     http_stats__init(stats);
-    int rc = listener__open(s, e);
+    int rc = access_open(&s->access, o->config, e);
+    if (rc == ST_OK && access_n_keys(s->access) == 0 && !access_is_loopback(o->config->host))
+        log_warn("server", "everybody who reaches %s may use this server; option api-key-file asks for keys", o->config->host);
+    if (rc == ST_OK) rc = listener__open(s, e);
     if (rc == ST_OK) rc = start_scheduler(s, e);
     if (rc == ST_OK) rc = api_open(s, e);
     if (rc != ST_OK) {
@@ -133,6 +136,7 @@ void server_close(struct server *s) {
     if (s->api != NULL) api_close(s);
     listener__free(s);
     if (uv_loop_close(&s->loop) != 0) log_error("server", "the event loop still has handles at exit");
+    access_close(s->access);
     mem_free((void *)s->opts);
     mem_free(s->http_stats);
     mem_free(s);

@@ -9,6 +9,7 @@
 #ifndef MOED_SERVER_TRANSPORT_H
 #define MOED_SERVER_TRANSPORT_H
 
+#include "server/access.h"
 #include "server/http_parse.h"
 #include "server/internal.h"
 #include "server/limits.h"
@@ -56,6 +57,7 @@ struct exchange_box {
     bool dispatched;           /* a handler has it: on_gone matters                            */
     int status;                /* of the response; 0 = none yet                                 */
     int route;                 /* index for metrics                                             */
+    int key;                   /* API key to give back when it ends, or -1                      */
 };
 
 struct listener {

@@ -37,7 +37,7 @@ class Server:
         self.leak_check = leak_check
         env = {k: v for k, v in os.environ.items() if not k.startswith("MOED_")}
         pre = (lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limits)) if limits else None
-        self.child = subprocess.Popen([HELPER, *own, "--", "--model", "fake", "--port", "0", *flags], stdout=subprocess.PIPE,
+        self.child = subprocess.Popen([HELPER, *own, "--", "--model", "fake", "--port", "0", "--allowed-hosts", "*", *flags], stdout=subprocess.PIPE,
                                       stderr=subprocess.PIPE, env=env, preexec_fn=pre)
         line = self.child.stdout.readline().decode()
         match = re.search(r":(\d+)$", line.strip())
