@@ -9,9 +9,8 @@
 
 #include "base/log.h"
 
-/* A foretold expert is read ahead when its rank came true this often: on a busy disk a wrong read delays a needed one. */
-static const float WORTH = 0.6f;
-static const float FORGET = 1.0f / 64;
+enum { TRIAL_STEPS = 16, PAUSE_STEPS = 256 };
+static const float GAIN_WEIGHT = 1.0f / 16;
 
 /* Shape and format of the experts only: pages of the file are not to be touched. Those of a packed model are as they are. */
 static void unbind(const struct engine *en, struct engine__matrix *m) {
@@ -30,9 +29,6 @@ int engine__experts_open(struct engine *en, struct err *e) {
             unbind(en, &l->up);
             unbind(en, &l->down);
         }
-    }
-    for (uint32_t j = 0; j < en->hp->n_experts_used; j++) {
-        en->s.ex.precision[j] = 1;
     }
     const struct offload_opts o = {
         .model = en->o.model,
@@ -55,7 +51,26 @@ void engine__experts_begin(struct engine__pass *p, struct offload_stats *before)
     const struct engine *en = p->en;
     if (en->store) {
         offload_stats(en->store, before);
-        p->foretell = en->o.prefetch && !en->s.ex.quiet;
+        p->foretell = en->o.prefetch && !en->s.ex.quiet && en->s.ex.n_pause == 0;
+    }
+}
+
+/* Guesses cost work even when the store reads none of them, and wrong reads delay right ones: where they lose they pause, so that
+ * all they can cost is the trial after it. */
+static void judge_guessing(struct engine__pass *p, const struct offload_stats *before, const struct offload_stats *now) {
+    struct engine__expert_scratch *x = &p->en->s.ex;
+    const uint64_t useful = now->prefetch_useful - before->prefetch_useful, wasted = now->prefetch_wasted - before->prefetch_wasted;
+    x->quiet = now->misses == before->misses && useful == 0;
+    if (x->n_pause) {
+        x->n_pause--;
+    } else if (p->foretell) {
+        x->gain += ((float)useful - (float)wasted - x->gain) * GAIN_WEIGHT;
+        x->n_tried++;
+    }
+    if (x->n_tried >= TRIAL_STEPS && x->gain <= 0) {
+        x->n_pause = PAUSE_STEPS;
+        x->n_tried = 0;
+        x->gain = 0;
     }
 }
 
@@ -68,7 +83,7 @@ void engine__experts_end(struct engine__pass *p, const struct offload_stats *bef
         out->misses = now.misses - before->misses;
         out->load_bytes = now.load_bytes - before->load_bytes;
         out->stall_ns = now.stall_ns - before->stall_ns;
-        p->en->s.ex.quiet = out->misses == 0 && now.prefetch_useful == before->prefetch_useful;
+        judge_guessing(p, before, &now);
     }
 }
 
@@ -121,8 +136,8 @@ static uint32_t keep_good(struct engine__pass *p, struct offload_item *items, ui
 
 /* ---- what the next layer will want ---- */
 
-/* How often each rank came true: one more observation, when there was a guess for this layer. */
-static void judge_guess(struct engine__pass *p) {
+/* How much of the guess for this layer came true, if there was one. The store judges by itself what is worth reading. */
+static void count_guess(struct engine__pass *p) {
     struct engine *en = p->en;
     struct engine__expert_scratch *x = &en->s.ex;
     const uint32_t k = en->hp->n_experts_used;
@@ -132,9 +147,7 @@ static void judge_guess(struct engine__pass *p) {
     }
     for (uint32_t i = 0; i < x->n_guessed * k; i++) {
         const int32_t id = x->ids[i];
-        const bool right = en->s.first[id + 1] > en->s.first[id];
-        x->precision[i % k] += FORGET * ((float)right - x->precision[i % k]);
-        n_right += right;
+        n_right += en->s.first[id + 1] > en->s.first[id];
     }
     atomic_fetch_add_explicit(&en->stats.guesses, x->n_guessed * k, memory_order_relaxed);
     atomic_fetch_add_explicit(&en->stats.guesses_right, n_right, memory_order_relaxed);
@@ -171,7 +184,7 @@ static uint32_t list_guess(const struct engine *en) {
     uint32_t n = 0;
     memset(x->listed, 0, en->router.n_experts);
     for (uint32_t j = 0; j < k; j++) {
-        for (uint32_t i = 0; i < x->n_guessed && x->precision[j] >= WORTH; i++) {
+        for (uint32_t i = 0; i < x->n_guessed; i++) {
             const uint32_t id = (uint32_t)x->ids[i * k + j];
             if (!x->listed[id]) {
                 x->listed[id] = 1;
@@ -186,28 +199,19 @@ static bool most_wanted(const struct engine__pass *p) {
     return 2 * p->n_active > p->en->router.n_experts;
 }
 
-/* Called while this layer's own reads are under way. A prefill that wants most experts of one layer will want most of
- * the next: they are named in order, without a guess. */
+/* Called while this layer's own reads are under way. Of a prefill that wants most experts the store reads the next layer
+ * without being told. */
 static void look_ahead(struct engine__pass *p) {
     struct engine *en = p->en;
-    struct engine__expert_scratch *x = &en->s.ex;
     const uint32_t next = p->layer + 1;
     if (!p->foretell || next >= en->hp->n_layers || !en->layers[next].router.w) {
         return;
     }
     const bool wanted_only = next + 1 == en->hp->n_layers;
     const uint32_t n_rows = wanted_only ? p->n_wants : p->n_rows;
-    uint32_t n = 0;
-    if (n_rows > ENGINE__GUESS_ROWS && most_wanted(p)) {
-        for (; n < en->router.n_experts; n++) {
-            x->list[n] = n;
-        }
-    } else if (n_rows) {
+    if (n_rows && !(n_rows > ENGINE__GUESS_ROWS && most_wanted(p))) {
         route_ahead(p, &en->layers[next], wanted_only, n_rows);
-        n = list_guess(en);
-    }
-    if (n) {
-        offload_prefetch(en->store, next, x->list, n);
+        offload_prefetch(en->store, next, en->s.ex.list, list_guess(en));
     }
 }
 
@@ -217,7 +221,7 @@ void engine__experts_run(struct engine__pass *p) {
     struct engine *en = p->en;
     struct engine__expert_scratch *x = &en->s.ex;
     const uint32_t n_wants = p->n_active;
-    judge_guess(p);
+    count_guess(p);
     for (uint32_t i = 0; i < n_wants; i++) {
         const uint32_t expert = (uint32_t)en->s.active[i];
         x->wants[i] = (struct offload_want){ .expert = expert, .n_rows = (uint32_t)(en->s.first[expert + 1] - en->s.first[expert]) };

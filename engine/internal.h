@@ -159,10 +159,11 @@ struct engine__expert_scratch {
     float *logits;              /* [R, n_experts]                           */
     int32_t *ids;               /* [R, k] foretold, best first              */
     float *weights;             /* [k] not used                             */
-    float *precision;           /* [k] share of foretold ones of this rank that came true, moving average */
     uint32_t n_guessed;         /* rows of ids; 0 = nothing is foretold ... */
     uint32_t layer;             /* ... for this layer                       */
-    bool quiet;                 /* the latest step missed nothing and read nothing ahead that it needed: no guess is worth its work */
+    bool quiet;                 /* the latest step missed nothing and read nothing ahead that it needed */
+    float gain;                 /* right minus wrong reads ahead of a step, moving average */
+    uint32_t n_tried, n_pause;  /* steps with guesses since the last pause; steps left of this one */
 };
 
 /* Carved once; sized for T = max_batch_tokens rows and k slots. */

@@ -91,7 +91,6 @@ static void layout_experts(const struct engine_opts *o, struct engine__carver *c
     x->logits = engine__carve(c, rows * n_experts, sizeof *x->logits);
     x->ids = engine__carve(c, rows * k, sizeof *x->ids);
     x->weights = engine__carve(c, k, sizeof *x->weights);
-    x->precision = engine__carve(c, k, sizeof *x->precision);
 }
 
 static void layout_scratch(const struct engine_opts *o, const struct engine__plan *pl, struct engine__carver *c,
