@@ -22,9 +22,10 @@ enum {
     ENGINE__PAGE_TOKENS = 32,   /* KV granularity: a page of one head is 8 KiB at 128 f16 dims                    */
     ENGINE__ATTN_ROWS = 16,     /* rows of one attention task: they share every K and V load                      */
     ENGINE__ATTN_TASKS = 2,     /* with fewer attention tasks per thread than this, long spans are cut by position */
-    ENGINE__FFN_ROWS = 64,      /* rows of one gate/up block; with FFN_STRIP below its two outputs fill 64 KiB of L2 */
-    ENGINE__FFN_STRIP = 128,    /* most gate/up columns of one task; a multiple of the 32 of struct kern_q8       */
-    ENGINE__DOWN_STRIP = 128,   /* most columns of one down task                                                   */
+    ENGINE__FFN_CELLS = 8192,   /* rows x columns of one gate/up block: its two outputs fill 64 KiB of L2          */
+    ENGINE__FEW_ROWS = 8,       /* with up to this many rows per expert weights stream from DRAM: longer strips    */
+    ENGINE__STRIP = 128,        /* most FFN columns of one task; a multiple of the 32 of struct kern_q8 ...        */
+    ENGINE__STRIP_FEW = 512,    /* ... and with few rows per expert: every start of a stream costs                 */
     ENGINE__LOGITS_ROWS = 64,   /* most rows of logits kept at once ...                                           */
     ENGINE__LOGITS_BYTES = 64 << 20, /* ... within this many bytes, one row at least                              */
     ENGINE__MAX_BATCH = 1 << 16,

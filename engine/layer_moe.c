@@ -77,12 +77,17 @@ struct ffn_task {
     uint32_t pair0, pair1;
 };
 
+/* Expert of place i of the wave. */
+static uint32_t wave_expert(const struct engine__pass *p, uint32_t i) {
+    return p->given ? p->given[i].expert : (uint32_t)p->en->s.active[i];
+}
+
 static struct ffn_task ffn_task(const struct engine__pass *p, uint32_t task, uint32_t n_columns) {
     const struct engine *en = p->en;
     const struct engine__layer *l = &en->layers[p->layer];
     const uint32_t n_strips = (n_columns + p->strip - 1) / p->strip;
     const struct offload_item *given = p->given ? &p->given[task / n_strips] : NULL;
-    const uint32_t expert = given ? given->expert : (uint32_t)en->s.active[task / n_strips], col0 = task % n_strips * p->strip;
+    const uint32_t expert = wave_expert(p, task / n_strips), col0 = task % n_strips * p->strip;
     return (struct ffn_task){
         .l = l,
         .gate = given ? given->gate : engine__expert(&l->gate, expert),
@@ -120,9 +125,10 @@ static void gate_up_task(void *ctx, int task, int worker) {
     const struct ffn_task t = ffn_task(p, (uint32_t)task, en->layers[p->layer].gate.n_out);
     const size_t ff = t.l->gate.n_out, n_cols = t.col1 - t.col0;
     const bool q8 = t.l->down.q8;
-    float *gate = engine__worker(en, worker), *up = gate + (size_t)ENGINE__FFN_ROWS * p->strip;
-    for (uint32_t pair = t.pair0; pair < t.pair1; pair += ENGINE__FFN_ROWS) {
-        uint32_t n = t.pair1 - pair < ENGINE__FFN_ROWS ? t.pair1 - pair : ENGINE__FFN_ROWS;
+    const uint32_t rows = ENGINE__FFN_CELLS / p->strip;
+    float *gate = engine__worker(en, worker), *up = gate + ENGINE__FFN_CELLS;
+    for (uint32_t pair = t.pair0; pair < t.pair1; pair += rows) {
+        uint32_t n = t.pair1 - pair < rows ? t.pair1 - pair : rows;
         wave1_gemm(p, &t.l->gate, t.gate, &t, pair, n, worker, gate);
         wave1_gemm(p, &t.l->up, t.up, &t, pair, n, worker, up);
         for (uint32_t i = 0; i < n; i++) {
@@ -148,15 +154,24 @@ static void down_task(void *ctx, int task, int worker) {
     engine__multiply(en, &d, t.col0, t.col1, worker);
 }
 
-static void run_wave(struct engine__pass *p, uint32_t n_columns, uint32_t most, pool_fn fn) {
-    p->strip = engine__strip(p->en, (uint64_t)n_columns * p->n_active, 32, most);
+static void run_wave(struct engine__pass *p, uint32_t n_columns, pool_fn fn) {
+    const int32_t *first = p->en->s.first;
+    uint32_t n_pairs = 0;
+    for (uint32_t i = 0; i < p->n_active; i++) {
+        uint32_t expert = wave_expert(p, i);
+        n_pairs += (uint32_t)(first[expert + 1] - first[expert]);
+    }
+    const uint32_t most = n_pairs <= ENGINE__FEW_ROWS * p->n_active ? ENGINE__STRIP_FEW : ENGINE__STRIP;
+    const uint32_t strip = engine__strip(p->en, (uint64_t)n_columns * p->n_active, 32, most);
+    const uint32_t n_strips = (n_columns + strip - 1) / strip;
+    p->strip = (n_columns / n_strips + 31) / 32 * 32; /* equal ones; a multiple of 32 and no longer than `strip` */
     engine__run(p->en, p->n_active * ((n_columns + p->strip - 1) / p->strip), fn, p);
 }
 
 void engine__ffn_waves(struct engine__pass *p) {
     const struct engine__layer *l = &p->en->layers[p->layer];
-    run_wave(p, l->gate.n_out, ENGINE__FFN_STRIP, gate_up_task);
-    run_wave(p, l->down.n_out, ENGINE__DOWN_STRIP, down_task);
+    run_wave(p, l->gate.n_out, gate_up_task);
+    run_wave(p, l->down.n_out, down_task);
 }
 
 void engine__ffn(struct engine__pass *p) {

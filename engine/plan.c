@@ -46,7 +46,7 @@ static uint64_t worker_bytes(const struct engine_opts *o) {
     struct kern_attn attn = engine__attn_desc(o);
     attn.n_tokens = ENGINE__ATTN_ROWS;
     uint64_t need = kern_attn_scratch_floats(&attn) * sizeof(float);
-    uint64_t ffn = UINT64_C(2) * ENGINE__FFN_ROWS * ENGINE__FFN_STRIP * sizeof(float);
+    uint64_t ffn = UINT64_C(2) * ENGINE__FFN_CELLS * sizeof(float);
     uint64_t sample = kern_sample_workspace(model_hparams(o->model)->n_vocab);
     need = need > ffn ? need : ffn;
     need = need > sample ? need : sample;

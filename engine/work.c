@@ -46,7 +46,7 @@ uint32_t engine__strip(const struct engine *en, uint64_t n_columns, uint32_t mul
 
 void engine__multiply(const struct engine *en, const struct kern_gemm *d, uint32_t row0, uint32_t row1, int worker) {
     if (en->o.exact && kern_gemm_wants_q8(d->dtype)) {
-        float *scratch = (float *)engine__worker(en, worker) + 2 * ENGINE__FFN_ROWS * ENGINE__FFN_STRIP;
+        float *scratch = (float *)engine__worker(en, worker) + 2 * ENGINE__FFN_CELLS;
         kern_gemm_exact(en->kern->gemm, d, row0, row1, scratch);
     } else {
         en->kern->gemm(d, row0, row1);

@@ -17,7 +17,7 @@
 #define GEMM_NAME kern__gemm_avx2
 #endif
 
-enum { ROWS = 8, TILE = 4, LINES_TOKENS = 1, FUSED_TOKENS = 8 };
+enum { ROWS = 8, TILE = 4, LINES_TOKENS = 1, FUSED_EVERY = 4, FUSED_TOKENS = 8 };
 typedef __m256i vec;
 typedef __m256 vecf;
 typedef __m128i hvec;

@@ -9,7 +9,7 @@
 #define VEC_FN KERN_INLINE
 #define CODE_BYTE_BIAS 128 /* vpdpbusd wants unsigned codes */
 
-enum { ROWS = 16, TILE = 8, LINES_TOKENS = 2, FUSED_TOKENS = 8 };
+enum { ROWS = 16, TILE = 8, LINES_TOKENS = 2, FUSED_EVERY = 8, FUSED_TOKENS = 16 };
 typedef __m512i vec;
 typedef __m512 vecf;
 typedef __m256i hvec;

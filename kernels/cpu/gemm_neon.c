@@ -12,7 +12,7 @@
 #define VEC_FN KERN_INLINE
 #define CODE_BYTE_BIAS 0 /* signed bytes stay signed */
 
-enum { ROWS = 4, TILE = 4, LINES_TOKENS = 1, FUSED_TOKENS = 8 };
+enum { ROWS = 4, TILE = 4, LINES_TOKENS = 1, FUSED_EVERY = 4, FUSED_TOKENS = 8 };
 typedef uint8x16_t vec;
 typedef float32x4_t vecf;
 typedef uint16x4_t hvec;

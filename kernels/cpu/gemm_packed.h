@@ -6,9 +6,9 @@
  * is one sequential stream from DRAM. Many tokens: a chunk is decoded into a panel as gemm_panel.h does.
  * Both do the operations of ref/gemm.c in its order.
  *
- * To be defined before: FUSED_TOKENS, packed_dot(kind, block, x, bias) = dot of a block and one token in units of the
- * activation's d, v_bytes (ROWS bytes to 32 bits), h_load, vf_zero, vf_set1, vf_madd(a, b, c) = fma,
- * vf_store. */
+ * To be defined before: FUSED_EVERY (up to 8) and FUSED_TOKENS (8 or 16), see FUSED below, packed_dot(kind, block, x, bias) =
+ * dot of a block and one token in units of the activation's d, v_bytes (ROWS bytes to 32 bits), h_load, vf_zero, vf_set1,
+ * vf_madd(a, b, c) = fma, vf_store. */
 #ifndef MOED_KERNELS_CPU_GEMM_PACKED_H
 #define MOED_KERNELS_CPU_GEMM_PACKED_H
 
@@ -209,15 +209,20 @@ KERN__UNROLL
 
 typedef void (*fused_fn)(uint32_t n, const struct stream *s);
 
-/* n is 1, 2, 3, 4 or 8. */
+/* A tile for each count up to FUSED_EVERY, and for FUSED_TOKENS. Five tokens as four and one would decode twice: a quarter
+ * of the speed at 5 to 7 tokens, where the experts of a batch of decoding sequences are. */
+#define FUSED(n, dtype, kind, bias)                                                                              \
+    case n:                                                                                                      \
+        if (n <= FUSED_EVERY || n == FUSED_TOKENS)                                                               \
+            fused_n(dtype, kind, bias, n, s);                                                                    \
+        break;
 #define PACKED(name, dtype, kind, bias)                                                                          \
     static void fused_##name(uint32_t n, const struct stream *s) {                                              \
         switch (n) {                                                                                             \
-        case 1: fused_n(dtype, kind, bias, 1, s); break;                                                         \
-        case 2: fused_n(dtype, kind, bias, 2, s); break;                                                         \
-        case 3: fused_n(dtype, kind, bias, 3, s); break;                                                         \
-        case 4: fused_n(dtype, kind, bias, 4, s); break;                                                         \
-        default: fused_n(dtype, kind, bias, FUSED_TOKENS, s); break;                                             \
+            FUSED(1, dtype, kind, bias) FUSED(2, dtype, kind, bias) FUSED(3, dtype, kind, bias)                  \
+            FUSED(4, dtype, kind, bias) FUSED(5, dtype, kind, bias) FUSED(6, dtype, kind, bias)                  \
+            FUSED(7, dtype, kind, bias) FUSED(8, dtype, kind, bias) FUSED(16, dtype, kind, bias)                 \
+        default: break;                                                                                          \
         }                                                                                                        \
     }
 PACKED(q4_0, DTYPE_Q4_0, KIND_BIAS, 8)
@@ -259,7 +264,7 @@ static void gemm_packed(const struct kern_gemm *d, uint32_t row0, uint32_t row1)
         for (uint32_t r = row0; r < row1; r += KERN_PACK_ROWS)
             for (unsigned first = 0; first < KERN_PACK_ROWS; first += ROWS)
                 for (uint32_t t = t0, n; t < t1; t += n) {
-                    n = t1 - t >= FUSED_TOKENS ? FUSED_TOKENS : t1 - t < 4 ? t1 - t : 4;
+                    n = t1 - t >= FUSED_TOKENS ? FUSED_TOKENS : t1 - t < FUSED_EVERY ? t1 - t : FUSED_EVERY;
                     packed_tile(d, r, first, t, n);
                 }
     }
