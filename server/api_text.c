@@ -78,6 +78,13 @@ static void run_template(struct text_job *j, const struct parse_env *env) {
     buf_putc(&j->out, '}');
 }
 
+static void run_count(struct text_job *j, const struct parse_env *env) {
+    struct gen_params p;
+
+    if (parse_messages_tokens(env, j->x->body, j->x->body_len, &j->arena, &p, &j->error)) return;
+    buf_printf(&j->out, "{\"input_tokens\":%u}", p.prompts[0].n_ids);
+}
+
 /* ---- the frame ---- */
 
 static void finish(struct text_job *j) {
@@ -124,6 +131,7 @@ static void start(struct exchange *x, void (*run)(struct text_job *j, const stru
 }
 
 void api_tokenize(struct exchange *x) { start(x, run_tokenize); }
+void api_count_tokens(struct exchange *x) { start(x, run_count); }
 void api_detokenize(struct exchange *x) { start(x, run_detokenize); }
 void api_apply_template(struct exchange *x) { start(x, run_template); }
 

@@ -147,11 +147,3 @@ void completion__put_timings(struct buf *out, const struct gen *g) {
     buf_putc(out, '}');
 }
 
-void completion__put_error(struct buf *out, const struct api_error *e) {
-    buf_puts(out, "{\"error\":{\"message\":");
-    json_put_string(out, e->message, strlen(e->message));
-    buf_printf(out, ",\"type\":\"%s\",\"param\":null,\"code\":", e->type);
-    if (e->code) json_put_string(out, e->code, strlen(e->code));
-    else buf_puts(out, "null");
-    buf_puts(out, "}}");
-}

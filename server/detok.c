@@ -51,7 +51,7 @@ static size_t match_byte(struct detok *d, char c) {
         while (k > 0 && s->text[k] != c) k = s->fail[k];
         k += s->text[k] == c;
         d->state[i] = k;
-        if (k == s->n_bytes && k > found) found = k;
+        if (k == s->n_bytes && k > found) found = k, d->matched = i;
     }
     return found;
 }

@@ -38,6 +38,7 @@ struct detok {
     uint16_t state[DETOK_MAX_STOPS];  /* matched prefix of each stop at the end of the text        */
     uint8_t tail[4], n_tail;          /* an incomplete sequence, not in `text` yet                 */
     bool stopped;                     /* a stop string matched: text is cut, pushes are ignored    */
+    uint32_t matched;                 /* stopped: which of the stops                               */
     struct buf text;                  /* decoded and not taken; the last detok_held bytes may be a stop */
     struct detok_mark end;            /* end of the text, what was taken included                  */
 };

@@ -23,20 +23,48 @@ enum {
 struct gen;
 struct choice;
 
+/* The documents of an API that are not OpenAI's with choices. It has one choice, streams named events, and sends no [DONE].
+ * Writers that say false ran out of room. */
+struct gen_events {
+    bool (*send)(struct choice *c, size_t n_text);                               /* what is new; the first time also what comes before all */
+    bool (*end)(struct gen *g);                                                  /* what comes after all                                   */
+    void (*put_whole)(struct buf *out, struct choice *c, size_t n_text);         /* the response in one piece                              */
+    const char *(*put_error)(struct buf *out, const struct gen *g, const struct api_error *e); /* in a stream; returns the event's name */
+};
+
 /* What an endpoint does in its own way. */
 struct gen_format {
     const char *object, *chunk_object, *id_prefix;
+    const struct gen_events *events; /* NULL, or instead of all but parse */
     int (*parse)(const struct parse_env *env, const char *body, size_t n, struct arena *a, struct gen_params *out, struct parse_error *e);
     /* One choice as it is so far, for a whole response or as a chunk: n_text bytes of detok's text, marks n_shown..n_marks. */
     void (*put_choice)(struct buf *out, const struct choice *c, size_t n_text, uint32_t n_marks);
     void (*put_usage)(struct buf *out, const struct gen *g); /* "usage":{...} */
 };
 
+/* A reply as a row of blocks, for APIs that show it so: which one is open, and how many there were. */
+enum block_kind { BLOCK_NONE, BLOCK_REASONING, BLOCK_TEXT, BLOCK_CALL };
+struct reply_blocks {
+    enum block_kind open;
+    uint32_t n;                     /* begun; the open one is n - 1                                 */
+};
+
+/* What a block writer is told. */
+struct block {
+    enum block_kind kind;
+    uint32_t index;
+    const struct chat_call *call;   /* BLOCK_CALL */
+    const char *name, *text;        /* the call's name; of the delta: reasoning, text, arguments    */
+    size_t n_name, n_text;
+};
+struct block_writer { bool (*open)(struct choice *c, const struct block *b), (*delta)(struct choice *c, const struct block *b), (*close)(struct choice *c, const struct block *b); };
+
 /* What a chat choice has besides: its bytes become text in `raw`, the reply parser takes that apart, and the answer goes
  * through the choice's detok, which looks for stop strings there. */
 struct chat_choice {
     struct detok raw;
     struct chat_reply reply;
+    struct reply_blocks blocks;     /* of gen_events                                                */
     uint32_t n_calls_shown;
     bool role_shown, one_call, hide_reasoning;
 };
@@ -107,11 +135,14 @@ bool chat_choice_has_news(const struct chat_choice *c); /* something to stream b
 void chat_choice_sent(struct chat_choice *c);           /* all of that went out */
 bool chat_choice_is_done(const struct chat_choice *c);  /* the one call allowed is there */
 
+/* ---- blocks.c ---- */
+bool blocks__send(struct choice *c, size_t n_text, const struct block_writer *w); /* what is new; closes the last block when the choice is finished */
+bool blocks__event(struct choice *c, const char *name);                           /* sends the scratch buffer as an event; false when it ran full */
+
 /* ---- completion_json.c, chat_json.c. All append to `out`; a buffer that ran full says so in out->failed. ---- */
 void completion__put_choice(struct buf *out, const struct choice *c, size_t n_text, uint32_t n_marks);
 void completion__put_usage(struct buf *out, const struct gen *g);
 void completion__put_timings(struct buf *out, const struct gen *g); /* "timings":{...} */
-void completion__put_error(struct buf *out, const struct api_error *e);
 void completion__put_logprob(struct buf *out, float v); /* JSON has no infinity: banned tokens are -9999 */
 void chat__put_choice(struct buf *out, const struct choice *c, size_t n_text, uint32_t n_marks);
 void chat__put_usage(struct buf *out, const struct gen *g);

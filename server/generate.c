@@ -105,7 +105,13 @@ static void gen_answer_error(struct gen *g, const struct api_error *e) {
         return;
     }
     buf_reset(out);
-    completion__put_error(out, e);
+    if (g->format->events) {
+        const char *name = g->format->events->put_error(out, g, e);
+        sse_event(g->x, name, out->data, out->len);
+        if (!g->gone) sse_close(gen_detach(g));
+        return;
+    }
+    reply_put_error(g->x, out, e);
     sse_data(g->x, out->data, out->len);
     if (!g->gone) sse_end(gen_detach(g));
 }
@@ -163,15 +169,11 @@ static uint32_t marks_ready(const struct choice *c) {
     return c->marks ? k : 0;
 }
 
-/* Streams what became safe to show, and the end of the choice. */
-static void choice_send(struct choice *c) {
+/* A chunk with the choice as it is; false when it does not fit. */
+static bool send_chunk(struct choice *c, size_t n_text, uint32_t n_marks) {
     struct gen *g = c->gen;
     struct buf *out = &g->server->api->scratch;
-    size_t n_text = detok_ready(&c->detok);
-    uint32_t n_marks = marks_ready(c);
 
-    if (!g->x || g->gone || !g->x->streaming) return;
-    if (n_text == 0 && n_marks <= c->n_shown && !c->finished && !(c->chat && chat_choice_has_news(c->chat))) return;
     buf_reset(out);
     buf_append(out, g->head, g->head_len);
     buf_puts(out, "\"choices\":[");
@@ -186,25 +188,46 @@ static void choice_send(struct choice *c) {
         completion__put_timings(out, g);
     }
     buf_putc(out, '}');
-    if (out->failed) {
+    if (!out->failed) sse_data(g->x, out->data, out->len);
+    return !out->failed;
+}
+
+/* Streams what became safe to show, and the end of the choice. */
+static void choice_send(struct choice *c) {
+    struct gen *g = c->gen;
+    size_t n_text = detok_ready(&c->detok);
+    uint32_t n_marks = marks_ready(c);
+
+    if (!g->x || g->gone || !g->x->streaming) return;
+    if (n_text == 0 && n_marks <= c->n_shown && !c->finished && !(c->chat && chat_choice_has_news(c->chat))) return;
+    if (!(g->format->events ? g->format->events->send(c, n_text) : send_chunk(c, n_text, n_marks))) {
         gen_fail(g, ST_LIMIT);
         return;
     }
     detok_take(&c->detok, n_text);
     if (c->chat) chat_choice_sent(c->chat);
     c->n_shown = n_marks;
-    sse_data(g->x, out->data, out->len);
 }
 
-/* Every choice is finished: the usage chunk and the end of the stream, or the whole response. */
-static void gen_answer(struct gen *g) {
-    struct buf *out = &g->server->api->scratch;
+/* What gen_answer does for an API with documents of its own. */
+static void gen_answer_events(struct gen *g, struct buf *out) {
+    const struct gen_events *f = g->format->events;
+    bool streams = g->x->streaming;
 
-    buf_reset(out);
+    if (streams && f->end(g)) {
+        if (!g->gone) sse_close(gen_detach(g));
+        return;
+    }
+    if (!streams) f->put_whole(out, &g->choices[0], detok_ready(&g->choices[0].detok));
+    if (streams || out->failed) gen_fail(g, ST_LIMIT);
+    else reply_json(gen_detach(g), 200, out->data, out->len, NULL);
+}
+
+static void put_document(struct buf *out, const struct gen *g) {
     buf_append(out, g->head, g->head_len);
     buf_puts(out, "\"choices\":[");
     for (uint32_t i = 0; i < g->n_choices && !g->x->streaming; i++) {
-        struct choice *c = &g->choices[i];
+        const struct choice *c = &g->choices[i];
         if (i) buf_putc(out, ',');
         g->format->put_choice(out, c, detok_ready(&c->detok), marks_ready(c));
     }
@@ -213,7 +236,17 @@ static void gen_answer(struct gen *g) {
     buf_putc(out, ',');
     completion__put_timings(out, g);
     buf_putc(out, '}');
-    if (out->failed) {
+}
+
+/* Every choice is finished: the usage chunk and the end of the stream, or the whole response. */
+static void gen_answer(struct gen *g) {
+    struct buf *out = &g->server->api->scratch;
+
+    buf_reset(out);
+    if (!g->format->events) put_document(out, g);
+    if (g->format->events) {
+        gen_answer_events(g, out);
+    } else if (out->failed) {
         gen_fail(g, ST_LIMIT);
     } else if (!g->x->streaming) {
         reply_json(gen_detach(g), 200, out->data, out->len, NULL);
@@ -464,7 +497,7 @@ static int gen_build(struct gen *g) {
     }
     for (uint32_t i = 0; i < p->n_prompts; i++) g->prompt_tokens += p->prompts[i].n_ids;
     g->n_unfinished = n;
-    return make_head(g);
+    return g->format->events ? 0 : make_head(g);
 }
 
 static int gen_submit(struct gen *g) {

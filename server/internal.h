@@ -84,6 +84,7 @@ struct api_error {
     uint32_t retry_after_s; /* 0 = no header                                            */
 };
 void reply_error(struct exchange *x, const struct api_error *e);
+void reply_put_error(const struct exchange *x, struct buf *out, const struct api_error *e); /* its body: the envelope of the route's API */
 void exchange_end(struct exchange *x); /* only when on_gone was called and nothing was replied */
 
 /* sse.c: events. sse_data frames one JSON document as "data: ...\n\n"; sse_end sends "data: [DONE]\n\n" and the
@@ -91,6 +92,8 @@ void exchange_end(struct exchange *x); /* only when on_gone was called and nothi
 void sse_begin(struct exchange *x);
 void sse_data(struct exchange *x, const char *json, size_t n_bytes);
 void sse_end(struct exchange *x);
+void sse_event(struct exchange *x, const char *name, const char *json, size_t n_bytes); /* with an "event: name" line; NULL = sse_data */
+void sse_close(struct exchange *x);                                                     /* sse_end without [DONE]                      */
 
 /* wake.c: the only caller of uv_async_send. wake_notify may be called on any thread (sched_opts.notify). */
 int wake_open(struct wake **out, uv_loop_t *loop, void (*fn)(void *ctx), void *ctx);
@@ -100,6 +103,8 @@ void wake_close(struct wake *w);
 /* Handlers. */
 void api_completions(struct exchange *x);
 void api_chat(struct exchange *x);
+void api_messages(struct exchange *x);
+void api_count_tokens(struct exchange *x);
 void api_tokenize(struct exchange *x);
 void api_detokenize(struct exchange *x);
 void api_apply_template(struct exchange *x);

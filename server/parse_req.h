@@ -125,6 +125,16 @@ int parse_chat_text(const struct parse_env *env, const char *body, size_t n_byte
 int parse_chat_tokens(const struct parse_env *env, const char *body, size_t n_bytes, struct arena *a,
                       struct gen_params *out, struct parse_error *e);
 
+/* The bodies of the Anthropic Messages API, translated into chat requests and checked as such. Rules beside those above:
+ * - max_tokens is required. system is a string or text blocks. Messages of the same role in a row are one.
+ * - Blocks: text; of an assistant tool_use and thinking, of a user tool_result with text. Others are 400 naming them.
+ * - tools: those of type "custom". Sampling fields that only the chat request has are taken too. */
+int parse_messages(const struct parse_env *env, const char *body, size_t n_bytes, struct arena *a,
+                   struct gen_params *out, struct parse_error *e);
+int parse_messages_tokens(const struct parse_env *env, const char *body, size_t n_bytes, struct arena *a,
+                          struct gen_params *out, struct parse_error *e); /* as parse_chat_tokens */
+extern const char *const parse_messages_fields[]; /* up to NULL; without translate_passed */
+
 /* /tokenize: `content` (or `prompt`) as text, or `messages` as above; /detokenize: `tokens`. */
 struct text_params {
     bool is_messages, with_pieces;

@@ -48,6 +48,8 @@ void reply__head(struct exchange_box *b, int status, const char *content_type, s
         b->keep_alive = false;
     buf_printf(head, "HTTP/1.1 %d %s\r\n%s", status, reason_phrase(status), date_line(s->listener));
     buf_printf(head, "X-Request-Id: %s\r\n", b->x.request_id);
+    if (route__is_anthropic(b->route))
+        buf_printf(head, "Request-Id: %s\r\n", b->x.request_id);
     if (!b->keep_alive)
         buf_puts(head, "Connection: close\r\n");
     else if (b->x.http10)
@@ -116,19 +118,45 @@ static void put_string_or_null(struct buf *out, const char *s) {
         json_put_string(out, s, strlen(s));
 }
 
+static const char *anthropic_type(int status) {
+    switch (status) {
+    case 401: return "authentication_error";
+    case 403: return "permission_error";
+    case 404: return "not_found_error";
+    case 413: return "request_too_large";
+    case 429: return "rate_limit_error";
+    case 503: return "overloaded_error";
+    default: return status < 500 ? "invalid_request_error" : "api_error";
+    }
+}
+
+static void put_anthropic_error(const struct exchange *x, struct buf *out, const struct api_error *e) {
+    buf_printf(out, "{\"type\":\"error\",\"error\":{\"type\":\"%s\",\"message\":", anthropic_type(e->status));
+    put_string_or_null(out, e->message);
+    buf_printf(out, "},\"request_id\":\"%s\"}", x->request_id);
+}
+
+void reply_put_error(const struct exchange *x, struct buf *out, const struct api_error *e) {
+    if (route__is_anthropic(((const struct exchange_box *)x)->route)) {
+        put_anthropic_error(x, out, e);
+        return;
+    }
+    buf_puts(out, "{\"error\":{\"message\":");
+    put_string_or_null(out, e->message);
+    buf_puts(out, ",\"type\":");
+    put_string_or_null(out, e->type != NULL ? e->type : error_type(e->status));
+    buf_puts(out, ",\"param\":");
+    put_string_or_null(out, e->param);
+    buf_puts(out, ",\"code\":");
+    put_string_or_null(out, e->code);
+    buf_puts(out, "}}");
+}
+
 static void reply_error_with(struct exchange *x, const struct api_error *e, const char *extra) {
     struct buf body, lines;
     buf_init(&body, 64 * 1024);
     buf_init(&lines, 1024);
-    buf_puts(&body, "{\"error\":{\"message\":");
-    put_string_or_null(&body, e->message);
-    buf_puts(&body, ",\"type\":");
-    put_string_or_null(&body, e->type != NULL ? e->type : error_type(e->status));
-    buf_puts(&body, ",\"param\":");
-    put_string_or_null(&body, e->param);
-    buf_puts(&body, ",\"code\":");
-    put_string_or_null(&body, e->code);
-    buf_puts(&body, "}}");
+    reply_put_error(x, &body, e);
     if (e->retry_after_s > 0)
         buf_printf(&lines, "Retry-After: %u\r\n", e->retry_after_s);
     if (extra != NULL)

@@ -10,23 +10,30 @@
 struct route {
     const char *path;
     route_fn get, post; /* NULL = the route does not serve it; get serves HEAD too */
-    bool below;         /* also everything below, as "/v1/models/{id}"             */
-    bool work;          /* starts a generation: refused while draining             */
-    bool open;          /* needs no API key                                        */
+    unsigned flags;
+};
+
+enum {
+    BELOW = 1,     /* also everything below, as "/v1/models/{id}" */
+    WORK = 2,      /* starts a generation: refused while draining */
+    OPEN = 4,      /* needs no API key                            */
+    ANTHROPIC = 8, /* errors in that API's envelope               */
 };
 
 static const struct route routes[] = {
-    {"/", api_page, NULL, false, false, true},
-    {"/health", api_health, NULL, false, false, true},
-    {"/metrics", api_metrics, NULL, false, false, false},
-    {"/v1/models", api_models, NULL, true, false, false},
-    {"/v1/completions", NULL, api_completions, false, true, false},
-    {"/v1/chat/completions", NULL, api_chat, false, true, false},
-    {"/tokenize", NULL, api_tokenize, false, false, false},
-    {"/detokenize", NULL, api_detokenize, false, false, false},
-    {"/apply-template", NULL, api_apply_template, false, false, false},
-    {"/props", api_props, NULL, false, false, false},
-    {"/admin/offload", api_offload_show, api_offload_set, false, false, false},
+    {"/", api_page, NULL, OPEN},
+    {"/health", api_health, NULL, OPEN},
+    {"/metrics", api_metrics, NULL, 0},
+    {"/v1/models", api_models, NULL, BELOW},
+    {"/v1/completions", NULL, api_completions, WORK},
+    {"/v1/chat/completions", NULL, api_chat, WORK},
+    {"/v1/messages", NULL, api_messages, WORK | ANTHROPIC},
+    {"/v1/messages/count_tokens", NULL, api_count_tokens, ANTHROPIC},
+    {"/tokenize", NULL, api_tokenize, 0},
+    {"/detokenize", NULL, api_detokenize, 0},
+    {"/apply-template", NULL, api_apply_template, 0},
+    {"/props", api_props, NULL, 0},
+    {"/admin/offload", api_offload_show, api_offload_set, 0},
 };
 
 /* What the official clients send beyond what browsers always allow. */
@@ -41,11 +48,15 @@ const char *route__name(int index) {
     return index >= 0 && index < N_ROUTES ? routes[index].path : "other";
 }
 
+bool route__is_anthropic(int index) {
+    return index >= 0 && index < N_ROUTES && (routes[index].flags & ANTHROPIC);
+}
+
 static bool path_matches(const struct route *r, const char *path) {
     size_t n = strlen(r->path);
     if (strncmp(path, r->path, n) != 0)
         return false;
-    return path[n] == '\0' || (r->below && path[n] == '/' && path[n + 1] != '\0');
+    return path[n] == '\0' || ((r->flags & BELOW) && path[n] == '/' && path[n + 1] != '\0');
 }
 
 static int find(const char *path) {
@@ -68,9 +79,9 @@ static bool refuse(struct exchange *x, int status, const char *code, const char 
 }
 
 static bool check_post(struct exchange *x, const struct route *r, const struct http_parse *p) {
-    if (r->work && x->server->failed)
+    if ((r->flags & WORK) && x->server->failed)
         return refuse(x, 503, "engine_failed", "The engine failed; the server is restarting.");
-    if (r->work && x->server->draining)
+    if ((r->flags & WORK) && x->server->draining)
         return refuse(x, 503, "draining", "The server is shutting down.");
     if (!p->has_length)
         return refuse(x, 411, "length_required", "The request needs a Content-Length or a chunked body.");
@@ -105,7 +116,7 @@ static bool check_access(struct exchange *x, const struct http_parse *p, const s
     struct access_verdict v;
     access_check(x->server->access, &(struct access_request){
         .host = header(p, "Host"), .origin = origin, .authorization = header(p, "Authorization"), .api_key = header(p, "X-Api-Key"),
-        .open = p->method == METHOD_OPTIONS || (r != NULL && r->open), .work = r != NULL && r->work, .now_ms = uv_now(&x->server->loop),
+        .open = p->method == METHOD_OPTIONS || (r != NULL && (r->flags & OPEN)), .work = r != NULL && (r->flags & WORK), .now_ms = uv_now(&x->server->loop),
     }, &v);
     b->key = v.key;
     if (v.cross_origin && plain_origin(origin)) {
@@ -126,7 +137,7 @@ bool route__check(struct exchange *x, const struct http_parse *p) {
         return i >= 0 || strcmp(x->path, "*") == 0 || refuse(x, 404, "not_found", "There is no such route.");
     if (i < 0)
         return refuse(x, 404, "not_found",
-                      "There is no such route; this server has /v1/chat/completions, /v1/completions, /v1/models, /tokenize, /detokenize, "
+                      "There is no such route; this server has /v1/chat/completions, /v1/completions, /v1/messages, /v1/models, /tokenize, /detokenize, "
                       "/apply-template, /props, /health and /metrics.");
     if (routes[i].get != NULL && (p->method == METHOD_GET || p->method == METHOD_HEAD)) return true;
     if (routes[i].post != NULL && p->method == METHOD_POST) return check_post(x, &routes[i], p);

@@ -32,14 +32,17 @@ void sse_begin(struct exchange *x) {
     buf_clear(&head);
 }
 
-void sse_data(struct exchange *x, const char *json, size_t n_bytes) {
+void sse_event(struct exchange *x, const char *name, const char *json, size_t n_bytes) {
     struct exchange_box *b = (struct exchange_box *)x;
     struct conn *c = x->conn;
-    char prefix[40];
+    char line[64] = "", prefix[96];
     assert(x->streaming && memchr(json, '\n', n_bytes) == NULL);
     if (c == NULL)
         return;
-    int n = b->chunked ? snprintf(prefix, sizeof prefix, "%zx\r\ndata: ", n_bytes + 8) : snprintf(prefix, sizeof prefix, "data: ");
+    if (name != NULL)
+        snprintf(line, sizeof line, "event: %s\n", name);
+    int n = b->chunked ? snprintf(prefix, sizeof prefix, "%zx\r\n%sdata: ", n_bytes + strlen(line) + 8, line)
+                       : snprintf(prefix, sizeof prefix, "%sdata: ", line);
     uv_buf_t parts[3] = {
         uv_buf_init(prefix, (unsigned)n),
         uv_buf_init((char *)json, (unsigned)n_bytes),
@@ -55,15 +58,26 @@ void sse_data(struct exchange *x, const char *json, size_t n_bytes) {
     }
 }
 
-void sse_end(struct exchange *x) {
+void sse_data(struct exchange *x, const char *json, size_t n_bytes) {
+    sse_event(x, NULL, json, n_bytes);
+}
+
+static void finish(struct exchange *x, const char *chunked, const char *plain) {
     struct exchange_box *b = (struct exchange_box *)x;
-    static const char chunked[] = "e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n", plain[] = "data: [DONE]\n\n";
+    const char *last = b->chunked ? chunked : plain;
     assert(x->streaming);
     x->streaming = false;
-    if (x->conn != NULL) {
-        uv_buf_t part = b->chunked ? uv_buf_init((char *)chunked, sizeof chunked - 1)
-                                   : uv_buf_init((char *)plain, sizeof plain - 1);
+    if (x->conn != NULL && *last != '\0') {
+        uv_buf_t part = uv_buf_init((char *)last, (unsigned)strlen(last));
         conn__write(x->conn, &part, 1);
     }
     exchange__finish(b);
+}
+
+void sse_end(struct exchange *x) {
+    finish(x, "e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n", "data: [DONE]\n\n");
+}
+
+void sse_close(struct exchange *x) {
+    finish(x, "0\r\n\r\n", "");
 }

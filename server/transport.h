@@ -85,7 +85,7 @@ struct listener {
 
 /* ---- metrics ---- */
 
-enum { HTTP_N_ROUTES = 16, HTTP_N_CODES = 20 }; /* the last of each means "other" */
+enum { HTTP_N_ROUTES = 24, HTTP_N_CODES = 20 }; /* the last of each means "other" */
 enum http_timeout { TIMEOUT_HEAD, TIMEOUT_BODY, TIMEOUT_IDLE, TIMEOUT_WRITE, N_TIMEOUTS };
 
 struct http_stats {
@@ -145,6 +145,7 @@ void reply__allow(struct exchange *x, const char *extra);           /* 200 witho
 
 /* ---- route.c ---- */
 const char *route__name(int index);                                     /* "other" for -1 */
+bool route__is_anthropic(int index);                                    /* errors in that API's envelope */
 bool route__check(struct exchange *x, const struct http_parse *p);      /* before the body: false = answered */
 
 #endif
