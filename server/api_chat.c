@@ -22,6 +22,8 @@ struct chat_choice *chat_choice_new(struct gen *g) {
 
     if (!c || getrandom(&o.id_seed, sizeof o.id_seed, 0) != sizeof o.id_seed) return NULL;
     detok_init(&c->raw, NULL, 0, LIMIT_RESPONSE_BYTES);
+    buf_init(&c->blocks.text, LIMIT_RESPONSE_BYTES);
+    buf_init(&c->blocks.done, LIMIT_RESPONSE_BYTES);
     chat_reply_init(&c->reply, &o);
     c->one_call = p->one_call;
     c->hide_reasoning = p->hide_reasoning;
@@ -31,6 +33,8 @@ struct chat_choice *chat_choice_new(struct gen *g) {
 void chat_choice_clear(struct chat_choice *c) {
     if (!c) return;
     detok_clear(&c->raw);
+    buf_clear(&c->blocks.text);
+    buf_clear(&c->blocks.done);
     chat_reply_clear(&c->reply);
 }
 

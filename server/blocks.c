@@ -10,9 +10,9 @@ bool blocks__event(struct choice *c, const char *name) {
     return !out->failed;
 }
 
-static bool close_open(struct choice *c, const struct block_writer *w) {
+static bool close_open(struct choice *c, const struct block_writer *w, bool last) {
     struct reply_blocks *r = &c->chat->blocks;
-    struct block b = {.kind = r->open, .index = r->n - 1};
+    struct block b = {.kind = r->open, .index = r->n - 1, .last = last};
 
     r->open = BLOCK_NONE;
     return b.kind == BLOCK_NONE || w->close(c, &b);
@@ -23,7 +23,7 @@ static bool add(struct choice *c, const struct block_writer *w, enum block_kind 
 
     if (n == 0) return true;
     if (r->open != kind) {
-        if (!close_open(c, w)) return false;
+        if (!close_open(c, w, false)) return false;
         r->open = kind;
         if (!w->open(c, &(struct block){.kind = kind, .index = r->n++})) return false;
     }
@@ -35,7 +35,7 @@ static bool add_call(struct choice *c, const struct block_writer *w, const struc
     struct block b = {.kind = BLOCK_CALL, .call = call, .name = r->strings.data + call->name, .n_name = call->n_name,
                       .text = r->strings.data + call->arguments, .n_text = call->n_arguments};
 
-    if (!close_open(c, w)) return false;
+    if (!close_open(c, w, false)) return false;
     b.index = c->chat->blocks.n++;
     return w->open(c, &b) && w->delta(c, &b) && w->close(c, &b);
 }
@@ -49,5 +49,5 @@ bool blocks__send(struct choice *c, size_t n_text, const struct block_writer *w)
     for (uint32_t i = chat->n_calls_shown; i < chat->reply.n_calls; i++) {
         if (!add_call(c, w, &chat->reply.calls[i])) return false;
     }
-    return !c->finished || close_open(c, w);
+    return !c->finished || close_open(c, w, true);
 }

@@ -47,12 +47,15 @@ enum block_kind { BLOCK_NONE, BLOCK_REASONING, BLOCK_TEXT, BLOCK_CALL };
 struct reply_blocks {
     enum block_kind open;
     uint32_t n;                     /* begun; the open one is n - 1                                 */
+    uint32_t n_events;              /* api_responses.c: sent                                        */
+    struct buf text, done;          /* api_responses.c: of the open block; of those closed, as JSON */
 };
 
 /* What a block writer is told. */
 struct block {
     enum block_kind kind;
     uint32_t index;
+    bool last;                      /* closed because the reply ends */
     const struct chat_call *call;   /* BLOCK_CALL */
     const char *name, *text;        /* the call's name; of the delta: reasoning, text, arguments    */
     size_t n_name, n_text;

@@ -93,6 +93,7 @@ struct gen_params {                        /* pointers: the arena's             
     struct constraint constraint;
     bool is_chat;
     struct gen_chat chat;
+    const char *repeated;                  /* JSON members of the request that its response repeats; /v1/responses */
 };
 
 struct parse_error {
@@ -134,6 +135,15 @@ int parse_messages(const struct parse_env *env, const char *body, size_t n_bytes
 int parse_messages_tokens(const struct parse_env *env, const char *body, size_t n_bytes, struct arena *a,
                           struct gen_params *out, struct parse_error *e); /* as parse_chat_tokens */
 extern const char *const parse_messages_fields[]; /* up to NULL; without translate_passed */
+
+/* The body of the OpenAI Responses API, the same way. Rules beside those above:
+ * - input: a string or items: message, function_call, function_call_output, reasoning. What an assistant said in a row is
+ *   one message. instructions come first, as a system message. Nothing is continued.
+ * - tools: functions. text.format: text, json_object, json_schema. reasoning.effort.
+ * - Nothing is kept: store true, previous_response_id, conversation, prompt and background are 400. */
+int parse_responses(const struct parse_env *env, const char *body, size_t n_bytes, struct arena *a,
+                    struct gen_params *out, struct parse_error *e);
+extern const char *const parse_responses_fields[]; /* up to NULL; without translate_passed */
 
 /* /tokenize: `content` (or `prompt`) as text, or `messages` as above; /detokenize: `tokens`. */
 struct text_params {

@@ -4,6 +4,7 @@ answers a prompt that holds «TEXT» with TEXT (see helpers/server_fake.c)."""
 import asyncio
 import json
 import sys
+import tempfile
 import threading
 import time
 
@@ -30,7 +31,7 @@ def demo():
 
 
 def client(s, kind=anthropic.Anthropic, **options):
-    return kind(base_url=f"http://127.0.0.1:{s.port}", api_key="unused", **{"max_retries": 0, **options})
+    return kind(base_url=f"http://127.0.0.1:{s.port}", **{"api_key": "a-key-of-the-tests", "max_retries": 0, **options})
 
 
 def said(text):
@@ -279,6 +280,19 @@ def engine_failures():
             check(e.body["type"] == "error" and e.body["error"]["type"] == "api_error" and "expert" in e.body["error"]["message"], e.body)
 
 
+def keys():
+    with tempfile.NamedTemporaryFile("w") as f:
+        f.write("a-key-of-the-tests\n")
+        f.flush()
+        with Server.fake("--api-key-file", f.name, ctx=16384) as s:
+            check(blocks(ask(s, said("in"))) == [("text", "in")], "the client's x-api-key")
+            try:
+                client(s, api_key="other").messages.create(**arguments(said("in")))
+                raise AssertionError("any key is taken")
+            except anthropic.AuthenticationError as e:
+                check(e.body["type"] == "error" and e.body["error"]["type"] == "authentication_error", e.body)
+
+
 def a_lost_client_cancels():
     stream = ask(fake(), FRANCE, stream=True, max_tokens=15000, extra_body={"ignore_eos": True})
     for _, _ in zip(range(5), stream):
@@ -289,4 +303,4 @@ def a_lost_client_cancels():
 
 
 sys.exit(run_cases(demo_answers, demo_stream_equals_whole, demo_async, demo_continues_a_prefill, events_in_order, thinking_text_and_calls, stop_sequences, history_is_a_chat,
-                   thinking_can_be_switched, json_output, exceptions, every_field_with_every_type, engine_failures, a_lost_client_cancels))
+                   thinking_can_be_switched, json_output, exceptions, every_field_with_every_type, engine_failures, keys, a_lost_client_cancels))
