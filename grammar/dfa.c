@@ -202,7 +202,7 @@ static uint32_t state_of(struct det *d, struct det_hashes *hs, uint32_t at) {
     uint32_t n = d->n_members - at, *set = d->members + at, s;
     uint64_t h = n;
     bool final = false;
-    if (n > 0) qsort(set, n, sizeof *set, by_number);
+    qsort(set, n, sizeof *set, by_number);
     for (uint32_t i = 0; i < n; i++) {
         h = (h ^ set[i]) * 0x9E3779B97F4A7C15u;
         h ^= h >> 29;
@@ -224,7 +224,7 @@ static uint32_t state_of(struct det *d, struct det_hashes *hs, uint32_t at) {
             return s;
         }
         s = d->t.slots[i] - 1;
-        if (hs->h[s] == h && d->sets[s].n == n && (n == 0 || memcmp(d->members + d->sets[s].at, set, n * sizeof *set) == 0)) {
+        if (hs->h[s] == h && d->sets[s].n == n && memcmp(d->members + d->sets[s].at, set, n * sizeof *set) == 0) {
             d->n_members = at;
             return s;
         }
@@ -280,7 +280,8 @@ static void expand(struct det *d, struct det_hashes *hs, uint32_t s) {
 struct dfa *dfa__of(struct build *b, const struct nfa *n, struct frag f) {
     struct det d = { .nfa = n, .f = f };
     struct det_hashes hs = { 0 };
-    if (!making_init(&d.m, b) || !index_edges(&d)) return NULL;
+    d.members = build__grow(b, NULL, 0, &d.cap_members, sizeof *d.members); /* an empty set has an address, too */
+    if (!d.members || !making_init(&d.m, b) || !index_edges(&d)) return NULL;
     d.stamp = 1;
     add_closure(&d, f.from);
     state_of(&d, &hs, 0);

@@ -210,6 +210,7 @@ int stacks__copy(struct stacks *to, const struct stacks *from);
 /* Keeps what set [n] can reach; renumbers its frames. */
 int stacks__compact(struct stacks *k, struct config *set, uint32_t n);
 
+bool run__work(struct run *r);                     /* one step of work; false: no more, see status      */
 void run__begin(struct run *r, uint32_t *base);    /* a new empty set at the end of r->set              */
 void run__add(struct run *r, uint32_t base, uint32_t state, uint32_t frame);
 void run__close(struct run *r, uint32_t base);     /* follows calls and ends; keeps what waits for bytes; sets r->bottom */

@@ -6,7 +6,8 @@
  * on in, holds the tokens that end in there and the exits that are still open. So an entry is a state and a few return
  * states, as many as tokens really look at, and every stack with that beginning shares it.
  *
- * When the cache is full it is emptied. A chain that gets long, or a stack with too many callers, is walked as it is. */
+ * When the cache is full it is emptied. The rest of a long chain is walked as it is, and so is the whole set when stacks
+ * branch so much that putting entries together would take longer. */
 #include <string.h>
 
 #include "base/alloc.h"
@@ -15,8 +16,9 @@
 
 enum {
     CACHE_BYTES = 24 << 20,  /* per grammar */
-    MAX_CHAIN = 8,
-    MAX_ENTRIES_OF_MASK = 2000,
+    MAX_CHAIN = 5,
+    MAX_VISITS = 512,        /* of one mask */
+    VISIT_SLOTS = 1024,
     MASK_WORK = 16 << 20,
 };
 
@@ -114,7 +116,7 @@ static void walk_state(struct walk *w, uint32_t node, uint32_t state) {
         if (x->lo > byte || (w->skip_plain && w->nodes[child].plain)) continue;
         accept_node(w, child);
         if (has_below(w, child)) walk_into(w, child, x->to);
-        if (w->g->run.status) return;
+        if (!run__work(&w->g->run)) return;
     }
 }
 
@@ -307,7 +309,12 @@ static void merge(const struct grammar *g, const struct entry *x, uint32_t *allo
     for (uint32_t i = 0; !x->words && i < x->n_ids; i++) allowed[x->ids[i] / 32] |= 1u << x->ids[i] % 32;
 }
 
-struct masking { struct grammar *g; struct stacks *k; uint32_t *allowed, n_entries; };
+struct masking {
+    struct grammar *g;
+    struct stacks *k;
+    uint32_t *allowed, n_visits;
+    struct { const struct entry *x; uint32_t frame; } visited[VISIT_SLOTS];
+};
 
 /* The rest of one place without the cache: from the exits on, with its real stack. */
 static void walk_exits(struct masking *m, const struct entry *x, uint32_t frame) {
@@ -323,11 +330,23 @@ static void walk_exits(struct masking *m, const struct entry *x, uint32_t frame)
     m->k->n_edges = n_edges;
 }
 
+/* True when this mask has been here; many ways through a branching stack meet again. */
+static bool visited(struct masking *m, const struct entry *x, uint32_t frame) {
+    uint64_t h = ((uint64_t)(uintptr_t)x ^ (uint64_t)frame << 40) * 0x9E3779B97F4A7C15u;
+    uint32_t i = (uint32_t)(h >> 32) % VISIT_SLOTS;
+    for (; m->visited[i].x; i = (i + 1) % VISIT_SLOTS)
+        if (m->visited[i].x == x && m->visited[i].frame == frame) return true;
+    m->visited[i].x = x;
+    m->visited[i].frame = frame;
+    m->n_visits++;
+    return false;
+}
+
 static void add_place(struct masking *m, struct entry *x, uint32_t frame, uint32_t depth) {
-    if (!x || m->g->run.status) return;
+    if (!x || m->g->run.status || m->n_visits >= MAX_VISITS || visited(m, x, frame)) return;
     merge(m->g, x, m->allowed);
     if (x->n_exits == 0 || frame == 0) return;
-    if (depth == MAX_CHAIN || m->n_entries++ > MAX_ENTRIES_OF_MASK) {
+    if (depth == MAX_CHAIN) {
         walk_exits(m, x, frame);
         return;
     }
@@ -335,12 +354,22 @@ static void add_place(struct masking *m, struct entry *x, uint32_t frame, uint32
         add_place(m, entry_of_child(m->g, x, m->k->edges[e].to), m->k->edges[e].parent, depth + 1);
 }
 
+static void walk_all(struct masking *m, const struct config *set, uint32_t n) {
+    struct walk w = begin_walk(m->g, m->allowed, false, m->k);
+    struct run *r = &m->g->run;
+    uint32_t base;
+    run__begin(r, &base);
+    for (uint32_t i = 0; i < n; i++) run__add(r, base, set[i].state, set[i].frame);
+    walk_set(&w, 0, base, r->n);
+}
+
 int mask__tokens(struct grammar *g, const struct config *set, uint32_t n, struct stacks *k, uint32_t *allowed) {
     struct masking m = { .g = g, .k = k, .allowed = allowed };
     if (g->cache.bytes > CACHE_BYTES) empty(&g->cache, &g->p);
     g->run.status = ST_OK;
     g->run.work_left = MASK_WORK;
-    for (uint32_t i = 0; i < n; i++) add_place(&m, entry_of_state(g, set[i].state), set[i].frame, 0);
+    for (uint32_t i = 0; i < n && m.n_visits < MAX_VISITS; i++) add_place(&m, entry_of_state(g, set[i].state), set[i].frame, 0);
+    if (m.n_visits >= MAX_VISITS && !g->run.status) walk_all(&m, set, n);
     return g->run.status;
 }
 

@@ -174,13 +174,16 @@ static bool known(struct run *r, uint32_t base, uint32_t state, uint32_t frame) 
     return note(r, state, frame);
 }
 
-void run__add(struct run *r, uint32_t base, uint32_t state, uint32_t frame) {
-    if (r->work_left == 0 || r->n - base >= MAX_PLACES) {
-        r->status = ST_LIMIT;
-        return;
-    }
+bool run__work(struct run *r) {
+    if (r->work_left == 0 && !r->status) r->status = ST_LIMIT;
+    if (r->status) return false;
     r->work_left--;
-    if (r->status || known(r, base, state, frame)) return;
+    return true;
+}
+
+void run__add(struct run *r, uint32_t base, uint32_t state, uint32_t frame) {
+    if (r->n - base >= MAX_PLACES) r->status = ST_LIMIT;
+    if (!run__work(r) || known(r, base, state, frame)) return;
     if (r->n == r->cap) {
         void *p = mem_realloc(r->set, 2 * r->cap * sizeof *r->set);
         if (!p) {
@@ -196,6 +199,7 @@ void run__add(struct run *r, uint32_t base, uint32_t state, uint32_t frame) {
 static void call(struct run *r, uint32_t base, const struct prog_call *c, uint32_t frame) {
     const struct prog_rule *rule = &r->p->rules[c->rule];
     if (rule->nullable) run__add(r, base, c->to, frame);
+    if (!run__work(r)) return;
     if (r->p->states[c->to].tail) {
         run__add(r, base, rule->start, frame);
         return;

@@ -190,5 +190,10 @@ int main(int argc, char **argv) {
         else if (c == 'G') generate(&g);
         else die("unknown request");
     }
+    grammar_drop(g.g);
+    grammar_vocab_close(g.v);
+    for (uint32_t i = 0; i < g.n_vocab; i++) free((char *)g.tokens[i].bytes);
+    free(g.tokens);
+    free(g.mask);
     return 0;
 }
