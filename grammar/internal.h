@@ -31,7 +31,7 @@ enum {
     MAX_STATES = 1 << 18,           /* of a program                                                     */
     MAX_NESTING = 200,              /* of any input language                                            */
     COMPILE_BYTES = 160 << 20,
-    COMPILE_WORK = 60 * 1000 * 1000,
+    COMPILE_WORK = 30 * 1000 * 1000,
     MAX_TOKEN_BYTES = 1024,         /* longer tokens are never allowed                                  */
 };
 
