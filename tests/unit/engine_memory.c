@@ -357,6 +357,36 @@ TEST(bad_batches_change_nothing) {
     rig_close(&r);
 }
 
+/* The mask of an item alone decides, whatever its params say; the log-probability stays that of the model. */
+TEST(a_mask_keeps_tokens_out) {
+    struct rig r;
+    struct engine *en;
+    const struct engine_ops *ops = engine_ops();
+    static const int32_t prompt[3] = { 1, 2, 3 };
+    const uint32_t all[3] = { UINT32_MAX, UINT32_MAX, 0xffff };
+    struct kern_sampled free_draw, out;
+    CHECK(rig_open(&r) == 0);
+    CHECK(engine_open(&en, &r.o, NULL) == 0);
+    CHECK(ops->kv_reserve(en, 0, 32) == 0);
+    for (uint32_t i = 0; i < 60; i++) {
+        struct kern_sample p = { .temperature = (float)(i % 3), .top_p = 1, .repetition_penalty = 1, .seed = i, .allowed = i % 2 ? all : NULL };
+        struct batch_item it = { .n_tokens = 3, .tokens = prompt, .next_token = -1, .sample = true, .params = &p };
+        struct batch b = { .items = &it, .n_items = 1, .n_tokens = 3 };
+        uint32_t mask[3] = { UINT32_MAX, UINT32_MAX, 0xffff };
+        CHECK(ops->step(en, &b, &(struct step_out){ .sampled = &free_draw }) == 0);
+        mask[free_draw.id / 32] &= ~(1u << free_draw.id % 32); /* what would be drawn */
+        it.mask = mask;
+        ops->kv_free(en, 0);
+        CHECK(ops->kv_reserve(en, 0, 32) == 0 && ops->step(en, &b, &(struct step_out){ .sampled = &out }) == 0);
+        CHECK(out.id != free_draw.id && out.id >= 0 && out.id < 80);
+        CHECK(p.temperature > 0 || out.logprob <= free_draw.logprob);
+        ops->kv_free(en, 0);
+        CHECK(ops->kv_reserve(en, 0, 32) == 0);
+    }
+    engine_close(en);
+    rig_close(&r);
+}
+
 int main(void) {
     RUN(plan_is_what_open_reserves);
     RUN(plan_counts_repacked_weights);
@@ -370,5 +400,6 @@ int main(void) {
     RUN(failed_open_leaks_nothing);
     RUN(steps_allocate_nothing);
     RUN(bad_batches_change_nothing);
+    RUN(a_mask_keeps_tokens_out);
     return test_failed_;
 }
