@@ -156,6 +156,14 @@ static void print(struct chat_run *r, struct chat_value v)
         chat__out_of_memory(r);
 }
 
+/* What a filter or call block gives is written as it is, so it has to be text. */
+static void print_text(struct chat_run *r, struct chat_value v)
+{
+    if (!r->status && v.type != CHAT_STRING)
+        chat__fail(r, CHAT_ERROR_RUNTIME, "sequence item 0: expected str instance, %s found", chat__type_name(v));
+    print(r, v);
+}
+
 /* ---- loops ---- */
 
 static struct chat_iter *tested(struct chat_run *r, const struct chat_for *f, struct chat_iter *source, struct chat_frame *up)
@@ -272,7 +280,7 @@ static void exec_call_block(struct chat_run *r, const struct chat_node *n)
     struct chat_value body = closure(r, n->function), callee = chat__eval(r, n->call->subject);
     if (r->status || !chat__eval_args(r, n->call, &args, &body))
         return;
-    print(r, chat__call(r, callee, &args));
+    print_text(r, chat__call(r, callee, &args));
 }
 
 static enum chat_flow exec_block(struct chat_run *r, const struct chat_node *n)
@@ -293,7 +301,7 @@ static enum chat_flow exec_block(struct chat_run *r, const struct chat_node *n)
         return flow; /* out of a loop around: what was captured is dropped */
     v = filtered(r, n->filter, v);
     if (n->kind == N_FILTER_BLOCK)
-        print(r, v);
+        print_text(r, v);
     else
         chat__assign(r, n->target, v);
     return FLOW_NEXT;

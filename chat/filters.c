@@ -44,21 +44,32 @@ FILTER(f_tojson) { UNUSED; return chat__to_json(r, v, a); }
 FILTER(f_center) { UNUSED; return chat__pad(r, text(r, v), int_or(r, a[0], 80), chat_none(), '^'); }
 FILTER(f_replace) { UNUSED; return chat__replace(r, text(r, v), text(r, a[0]), text(r, a[1]), given(a[2]) ? int_or(r, a[2], -1) : -1); }
 
+static bool begins_word(const struct chat_str *s, size_t at, size_t *len)
+{
+    uint32_t c = chat__char_at(s->p + at, s->len - at, len);
+    return !(chat__is_space(c) || c == '-' || c == '(' || c == '{' || c == '[' || c == '<');
+}
+
+/* Each word by itself: the first character upper case, the rest lower. */
 FILTER(f_title)
 {
     UNUSED;
     struct chat_text t;
-    bool first = true;
     v = text(r, v);
     chat__text_for(r, &t);
-    for (size_t i = 0, len; i < v.s->len && chat__step(r, 0); i += len) {
-        uint32_t out[3], c = chat__char_at(v.s->p + i, v.s->len - i, &len);
-        size_t n = chat__to_case(c, first ? CASE_UPPER : CASE_LOWER, out);
-        for (size_t k = 0; k < n; k++)
-            chat__text_char(&t, out[k], chat__is_request(v.s, i));
-        first = chat__is_space(c) || c == '-' || c == '(' || c == '{' || c == '[' || c == '<';
+    for (size_t at = 0, end, len; at < v.s->len && chat__step(r, 0); at = end) {
+        bool word = begins_word(v.s, at, &len);
+        size_t first = at + len;
+        for (end = first; end < v.s->len && begins_word(v.s, end, &len) == word; end += len)
+            continue;
+        struct chat_value head = chat__str_slice(&r->arena, v, at, word ? first : end), tail = chat__str_slice(&r->arena, v, first, end);
+        if (head.type == CHAT_INVALID || tail.type == CHAT_INVALID)
+            return chat__out_of_memory(r);
+        chat__text_str(&t, word ? chat__case(r, head, CASE_UPPER) : head);
+        if (word && !r->status)
+            chat__text_str(&t, chat__case(r, tail, CASE_LOWER));
     }
-    return chat__text_done(r, &t);
+    return r->status ? v : chat__text_done(r, &t);
 }
 
 FILTER(f_safe)
@@ -294,7 +305,7 @@ static struct chat_value round_up_or_down(struct chat_run *r, double f, int64_t 
     double scale = pow(10, (double)precision);
     if (!isfinite(f * scale))
         return chat__fail(r, CHAT_ERROR_RUNTIME, "cannot convert float infinity or NaN to integer");
-    return chat_float((up ? ceil(f * scale) : floor(f * scale)) / scale);
+    return chat_float(((up ? ceil(f * scale) : floor(f * scale)) + 0.0) / scale); /* through an int, which has no -0 */
 }
 
 FILTER(f_round)

@@ -134,27 +134,6 @@ FILTER(f_groupby)
     return r->status ? chat_none() : out;
 }
 
-FILTER(f_unique)
-{
-    UNUSED;
-    struct chat_value seen = chat_dict(&r->arena), out = chat_list(&r->arena), x;
-    struct chat_iter *it = chat__iter(r, v);
-    while (it && seen.type == CHAT_DICT && chat__next(r, it, &x)) {
-        struct chat_value key = key_of(r, x, a[1], truthy(r, a[0]));
-        if (r->status)
-            break;
-        if (!chat__hashable(key))
-            return chat__fail(r, CHAT_ERROR_RUNTIME, "unhashable type: '%s'", chat__type_name(key));
-        if (chat__dict_find(seen.d, key).type != CHAT_INVALID)
-            continue;
-        if (chat__dict_put(&r->arena, seen.d, key, key))
-            return chat__out_of_memory(r);
-        push(r, out, x);
-    }
-    it = r->status ? NULL : chat__iter(r, out);
-    return it ? chat__iter_value(it) : chat_none();
-}
-
 static struct chat_value extreme(struct chat_run *r, struct chat_value v, const struct chat_value *a, bool max)
 {
     struct chat_value best, best_key, x;
@@ -262,28 +241,6 @@ FILTER(f_attr)
     return got.type == CHAT_MISSING ? chat__undefined(r, v.type, a[0]) : got;
 }
 
-/* A list of lists of n items; the last one is filled up. */
-FILTER(f_batch)
-{
-    UNUSED;
-    struct chat_value out = chat_list(&r->arena), row = {0}, x;
-    struct chat_iter *it = chat__iter(r, v);
-    int64_t n = 0;
-    if (!chat__to_int(r, a[0], &n))
-        return chat_none();
-    while (it && chat__next(r, it, &x)) {
-        if (row.type == CHAT_INVALID || (int64_t)row.l->n == n) {
-            row = chat_list(&r->arena);
-            push(r, out, row);
-        }
-        push(r, row, x);
-    }
-    while (!r->status && row.type == CHAT_LIST && a[1].type != CHAT_INVALID && a[1].type != CHAT_NONE && (int64_t)row.l->n < n && chat__step(r, 0))
-        push(r, row, a[1]);
-    it = r->status ? NULL : chat__iter(r, out);
-    return it ? chat__iter_value(it) : chat_none();
-}
-
 /* n lists of as equal length as can be. */
 FILTER(f_slice)
 {
@@ -335,6 +292,20 @@ static struct chat_value nothing(struct chat_run *r)
 {
     struct chat_iter *it = chat__iter(r, (struct chat_value){.type = CHAT_UNDEFINED});
     return it ? chat__iter_value(it) : chat_none();
+}
+
+FILTER(f_unique)
+{
+    UNUSED;
+    struct chat_iter it = {.kind = ITER_UNIQUE, .negate = truthy(r, a[0]), .path = a[1].type == CHAT_INVALID ? chat_none() : a[1], .over = chat_dict(&r->arena)};
+    return it.over.type == CHAT_INVALID ? chat__out_of_memory(r) : lazy(r, v, it);
+}
+
+FILTER(f_batch)
+{
+    UNUSED;
+    struct chat_iter it = {.kind = ITER_BATCH, .fallback = a[1].type == CHAT_NONE ? (struct chat_value){0} : a[1]};
+    return chat__to_int(r, a[0], &it.batch) ? lazy(r, v, it) : chat_none();
 }
 
 FILTER(f_map)

@@ -387,19 +387,20 @@ struct chat_value chat__func(struct chat_run *r, const struct chat_builtin *fn, 
 struct chat_value chat__global(struct chat_run *r, const struct chat_str *name); /* CHAT_MISSING */
 
 /* Iteration. */
-enum chat_iter_kind { ITER_SEQ, ITER_STR, ITER_RANGE, ITER_DICT, ITER_MAP, ITER_SELECT, ITER_TEST, ITER_LOOP };
+enum chat_iter_kind { ITER_SEQ, ITER_STR, ITER_RANGE, ITER_DICT, ITER_MAP, ITER_SELECT, ITER_UNIQUE, ITER_BATCH, ITER_TEST, ITER_LOOP };
 struct chat_iter {
-    uint8_t kind, view; /* enum chat_iter_kind, enum chat_view */
-    bool negate;
-    struct chat_value over;           /* what is walked                                    */
+    uint8_t kind, view;            /* enum chat_iter_kind, enum chat_view                   */
+    bool negate;                   /* SELECT: reject; UNIQUE: case counts                   */
+    struct chat_value over;        /* what is walked                                        */
     uint64_t at;
-    struct chat_iter *source;         /* MAP, SELECT, TEST                                 */
-    const struct chat_builtin *fn;    /* MAP: filter; SELECT: test; NULL: none             */
-    struct chat_value path;           /* attribute to take first; CHAT_INVALID: none       */
-    struct chat_value fallback;       /* MAP: for an undefined attribute; CHAT_INVALID     */
+    struct chat_iter *source;      /* of the lazy kinds                                     */
+    const struct chat_builtin *fn; /* MAP: filter; SELECT: test; NULL: none                 */
+    struct chat_value path;        /* attribute to take first; CHAT_INVALID or None: none   */
+    struct chat_value fallback;    /* MAP: for an undefined attribute; BATCH: fills up      */
     struct chat_args args;
-    const struct chat_for *test;      /* TEST */
-    struct chat_frame *frame;         /* TEST: of the test's function                      */
+    int64_t batch;
+    const struct chat_for *test;   /* TEST */
+    struct chat_frame *frame;      /* TEST: of the test's function                          */
 };
 
 struct chat_loop {
@@ -436,6 +437,7 @@ extern const size_t chat__n_str_methods;
 /* str_ops.c: shared by methods and filters; indices are characters */
 struct chat_value chat__strip(struct chat_run *r, struct chat_value s, struct chat_value chars, int sides); /* 1 left, 2 right */
 struct chat_value chat__replace(struct chat_run *r, struct chat_value s, struct chat_value old, struct chat_value with, int64_t count);
+size_t chat__case_at(const struct chat_str *s, size_t at, enum unicode_case how, uint32_t out[3]); /* knows the final sigma */
 struct chat_value chat__case(struct chat_run *r, struct chat_value s, enum unicode_case how);
 struct chat_value chat__capitalize(struct chat_run *r, struct chat_value s);
 struct chat_value chat__split(struct chat_run *r, struct chat_value s, struct chat_value sep, int64_t max, bool from_right);

@@ -45,6 +45,7 @@ static bool next_char(struct chat_run *r, struct chat_iter *it, struct chat_valu
     size_t end = it->at + chat__char_len(s->p + it->at, s->len - it->at);
     *out = chat__str_slice(&r->arena, it->over, it->at, end);
     it->at = end;
+    out->flags = 0; /* the characters of Markup are plain */
     if (out->type == CHAT_INVALID)
         chat__out_of_memory(r);
     return !r->status;
@@ -92,6 +93,49 @@ static bool next_selected(struct chat_run *r, struct chat_iter *it, struct chat_
     return false;
 }
 
+/* it->over: what was seen */
+static bool next_unique(struct chat_run *r, struct chat_iter *it, struct chat_value *out)
+{
+    while (chat__next(r, it->source, out)) {
+        struct chat_value key = it->path.type == CHAT_NONE ? *out : chat__path(r, *out, it->path);
+        if (!it->negate && key.type == CHAT_STRING)
+            key = chat__case(r, key, CASE_LOWER);
+        if (!r->status && !chat__hashable(key))
+            chat__fail(r, CHAT_ERROR_RUNTIME, "unhashable type: '%s'", chat__type_name(key));
+        if (r->status || chat__dict_find(it->over.d, key).type != CHAT_INVALID)
+            continue;
+        if (chat__dict_put(&r->arena, it->over.d, key, key))
+            chat__out_of_memory(r);
+        return !r->status;
+    }
+    return false;
+}
+
+/* Rows of it->batch items; the last one is filled up. */
+static bool next_batch(struct chat_run *r, struct chat_iter *it, struct chat_value *out)
+{
+    struct chat_value x, row = chat_list(&r->arena);
+    int st = row.type == CHAT_INVALID;
+    if (it->at) /* the item that began the next row */
+        st |= chat_list_push(&r->arena, row, it->over);
+    it->at = 0;
+    while (!st && chat__next(r, it->source, &x)) {
+        if (row.l->n && (int64_t)row.l->n == it->batch) {
+            it->over = x;
+            it->at = 1;
+            break;
+        }
+        st = chat_list_push(&r->arena, row, x);
+    }
+    bool any = !st && row.l->n > 0;
+    while (any && !st && it->fallback.type != CHAT_INVALID && (int64_t)row.l->n < it->batch && chat__step(r, 0))
+        st = chat_list_push(&r->arena, row, it->fallback);
+    if (st)
+        chat__out_of_memory(r);
+    *out = row;
+    return any && !r->status;
+}
+
 static bool next_tested(struct chat_run *r, struct chat_iter *it, struct chat_value *out)
 {
     struct chat_frame *frame = r->frame;
@@ -128,6 +172,10 @@ static bool next_item(struct chat_run *r, struct chat_iter *it, struct chat_valu
         return next_mapped(r, it, out);
     case ITER_SELECT:
         return next_selected(r, it, out);
+    case ITER_UNIQUE:
+        return next_unique(r, it, out);
+    case ITER_BATCH:
+        return next_batch(r, it, out);
     case ITER_TEST:
         return next_tested(r, it, out);
     default: /* iterating `loop` itself advances it */

@@ -47,9 +47,28 @@ METHOD(l_count)
 {
     UNUSED;
     int64_t n = 0;
-    for (uint32_t i = 0; i < self.l->n; i++)
+    for (uint32_t i = 0; i < self.l->n && !r->status; i++)
         n += chat__compare(r, OP_EQ, self.l->item[i], a[0]);
     return chat_int(n);
+}
+
+/* The place of an equal number in a range, -1: none. */
+static int64_t range_find(const struct chat_range_obj *o, struct chat_value v)
+{
+    int64_t i = v.type == CHAT_INT ? v.i : v.type == CHAT_BOOL ? v.b : 0;
+    if (v.type == CHAT_FLOAT ? !chat__float_to_int(v.f, &i) || (double)i != v.f : v.type != CHAT_INT && v.type != CHAT_BOOL)
+        return -1;
+    __int128 steps = ((__int128)i - o->start) / o->step;
+    return steps >= 0 && steps < o->len && o->start + steps * o->step == i ? (int64_t)steps : -1;
+}
+
+METHOD(r_count) { UNUSED; return chat_int(range_find(self.p, a[0]) >= 0); }
+
+METHOD(r_index)
+{
+    UNUSED;
+    int64_t i = range_find(self.p, a[0]);
+    return i < 0 ? chat__fail(r, CHAT_ERROR_RUNTIME, "the value is not in range") : chat_int(i);
 }
 
 METHOD(l_index)
@@ -114,6 +133,7 @@ const struct chat_builtin *chat__method(struct chat_value v, const struct chat_s
         {"copy", d_copy, "/", 0}, {"fromkeys", d_fromkeys, "/ iterable value", 1},
     };
     static const struct chat_builtin list[] = {{"count", l_count, "/ value", 1}, {"index", l_index, "/ value start stop", 1}, {"copy", d_copy, "/", 0}};
+    static const struct chat_builtin range[] = {{"count", r_count, "/ value", 1}, {"index", r_index, "/ value", 1}};
     static const struct chat_builtin cycler[] = {{"next", c_next, "", 0}, {"reset", c_reset, "", 0}};
     static const struct chat_builtin floating[] = {{"is_integer", f_is_integer, "/", 0}};
     static const char *const dict_unsafe[] = {"clear", "pop", "popitem", "setdefault", "update", NULL};
@@ -124,6 +144,7 @@ const struct chat_builtin *chat__method(struct chat_value v, const struct chat_s
     case CHAT_DICT: return FIND(dict);
     case CHAT_LIST: return FIND(list);
     case CHAT_TUPLE: return chat__find_builtin(list, 2, name);
+    case CHAT_RANGE: return FIND(range);
     case CHAT_CYCLER: return FIND(cycler);
     case CHAT_FLOAT: return FIND(floating);
     default: return NULL;

@@ -185,7 +185,7 @@ static struct chat_value recase(struct chat_run *r, struct chat_value self, bool
         uint32_t out[3], c = chat__char_at(self.s->p + i, self.s->len - i, &len);
         unsigned f = chat__unicode(c);
         enum unicode_case how = title ? (inside ? CASE_LOWER : CASE_TITLE) : f & UNICODE_UPPER ? CASE_LOWER : CASE_UPPER;
-        size_t n = title || f & (UNICODE_UPPER | UNICODE_LOWER) ? chat__to_case(c, how, out) : (out[0] = c, 1);
+        size_t n = title || f & (UNICODE_UPPER | UNICODE_LOWER) ? chat__case_at(self.s, i, how, out) : (out[0] = c, 1);
         for (size_t k = 0; k < n; k++)
             chat__text_char(&t, out[k], chat__is_request(self.s, i));
         inside = f & UNICODE_CASED;

@@ -113,32 +113,45 @@ static struct chat_value int_binary(struct chat_run *r, enum chat_op op, int64_t
     return chat_int(op == OP_MOD ? m : q);
 }
 
+static struct chat_value float_pow(struct chat_run *r, double a, double b)
+{
+    double out = pow(a, b);
+    if (a == 0 && b < 0)
+        return chat__fail(r, CHAT_ERROR_RUNTIME, "0.0 cannot be raised to a negative power");
+    if (isnan(out) && !isnan(a) && !isnan(b))
+        return chat__fail(r, CHAT_ERROR_RUNTIME, "complex numbers are not supported");
+    if (isinf(out) && !isinf(a) && !isinf(b))
+        return chat__fail(r, CHAT_ERROR_RUNTIME, "Numerical result out of range");
+    return chat_float(out);
+}
+
+/* a // b or a % b, rounding down; the signs of zeros as in Python. */
+static struct chat_value float_divmod(double a, double b, bool want_mod)
+{
+    double mod = fmod(a, b), div = (a - mod) / b;
+    if (mod == 0) {
+        mod = copysign(0.0, b);
+    } else if ((b < 0) != (mod < 0)) {
+        mod += b;
+        div -= 1;
+    }
+    if (want_mod)
+        return chat_float(mod);
+    double whole = floor(div);
+    return chat_float(div == 0 ? copysign(0.0, a / b) : div - whole > 0.5 ? whole + 1 : whole);
+}
+
 static struct chat_value float_binary(struct chat_run *r, enum chat_op op, double a, double b)
 {
     if ((op == OP_DIV || op == OP_FLOORDIV || op == OP_MOD) && b == 0)
         return chat__fail(r, CHAT_ERROR_RUNTIME, "float division by zero");
-    double m;
     switch (op) {
     case OP_ADD: return chat_float(a + b);
     case OP_SUB: return chat_float(a - b);
     case OP_MUL: return chat_float(a * b);
     case OP_DIV: return chat_float(a / b);
-    case OP_POW:
-        m = pow(a, b);
-        if (a == 0 && b < 0)
-            return chat__fail(r, CHAT_ERROR_RUNTIME, "0.0 cannot be raised to a negative power");
-        if (isnan(m) && !isnan(a) && !isnan(b))
-            return chat__fail(r, CHAT_ERROR_RUNTIME, "complex numbers are not supported");
-        if (isinf(m) && !isinf(a) && !isinf(b))
-            return chat__fail(r, CHAT_ERROR_RUNTIME, "Numerical result out of range");
-        return chat_float(m);
-    default:
-        m = fmod(a, b);
-        if (m != 0 && (m < 0) != (b < 0))
-            m += b;
-        if (op == OP_MOD)
-            return chat_float(m == 0 ? copysign(0.0, b) : m);
-        return chat_float(isfinite(a) && isfinite(b) ? round((a - m) / b) : floor(a / b));
+    case OP_POW: return float_pow(r, a, b);
+    default: return float_divmod(a, b, op == OP_MOD);
     }
 }
 

@@ -139,6 +139,7 @@ struct chat_value chat__str_slice(struct arena *a, struct chat_value v, size_t s
     if (start == 0 && end == s->len)
         return v;
     struct chat_value out = chat__str_n(a, s->p + start, end - start, CHAT_TRUSTED);
+    out.flags = v.flags;
     uint32_t first = range_from(s, start), n = 0;
     while (first + n < s->n_ranges && s->ranges[first + n].start < end)
         n++;
@@ -155,7 +156,6 @@ struct chat_value chat__str_slice(struct arena *a, struct chat_value v, size_t s
     struct chat_str *made = (struct chat_str *)out.s;
     made->ranges = cut;
     made->n_ranges = n;
-    out.flags = v.flags;
     return out;
 }
 

@@ -95,14 +95,23 @@ static bool final_sigma(const struct chat_str *s, size_t at)
     return true;
 }
 
+size_t chat__case_at(const struct chat_str *s, size_t at, enum unicode_case how, uint32_t out[3])
+{
+    size_t len;
+    uint32_t c = chat__char_at(s->p + at, s->len - at, &len);
+    size_t n = chat__to_case(c, how, out);
+    if (c == 0x3a3 && how == CASE_LOWER && final_sigma(s, at))
+        out[0] = 0x3c2;
+    return n;
+}
+
 static void put_case(struct chat_text *t, const struct chat_str *s, size_t start, size_t end, enum unicode_case how)
 {
     size_t len;
     for (size_t i = start; i < end; i += len) {
-        uint32_t out[3], c = chat__char_at(s->p + i, s->len - i, &len);
-        size_t n = chat__to_case(c, how, out);
-        if (c == 0x3a3 && how == CASE_LOWER && final_sigma(s, i))
-            out[0] = 0x3c2;
+        uint32_t out[3];
+        size_t n = chat__case_at(s, i, how, out);
+        len = chat__char_len(s->p + i, s->len - i);
         for (size_t k = 0; k < n; k++)
             chat__text_char(t, out[k], chat__is_request(s, i));
     }
