@@ -154,9 +154,11 @@ def pack(v, trusted=False):
 
 
 class Peer:
-    def __init__(self, program):
-        self.process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"TZ": "UTC"})
-        self.spans = []
+    def __init__(self, program, *vocabulary):
+        self.process = subprocess.Popen([program, *vocabulary], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"TZ": "UTC"})
+        self.spans = []  # of the last output: what the request wrote
+        self.ids = []    # of the last output, (id, is a control token); with a vocabulary
+        self.has_ids = bool(vocabulary)
         self.template = None
 
     def ask(self, record):
@@ -167,10 +169,16 @@ class Peer:
         if len(head) != 16:
             raise RuntimeError(f"the helper ended with {self.process.wait()}")
         _, kind, line, n = struct.unpack("<iiiI", head)
-        text = out.read(n).decode(errors="replace")
+        self.output = out.read(n)
+        text = self.output.decode(errors="replace")
         n_spans, = struct.unpack("<I", out.read(4))
         spans = struct.unpack(f"<{2 * n_spans}I", out.read(8 * n_spans))
         self.spans = list(zip(spans[::2], spans[1::2]))
+        if self.has_ids:
+            n, = struct.unpack("<q", out.read(8))
+            assert n >= 0, f"encoding: status {n}"
+            flat = struct.unpack(f"<{2 * n}i", out.read(8 * n))
+            self.ids = list(zip(flat[::2], flat[1::2]))
         return kind, text, line
 
     def compile(self, template):

@@ -4,7 +4,8 @@
  *   'T' u32 n, n bytes       compile this template, it becomes the current one
  *   'R' u8 continue_final, i64 now_s, u32 max_steps (0: default), value     render it with these variables (a dict)
  * and after each one the answer on stdout: i32 status, i32 kind, i32 line, u32 n, n bytes of output or error text,
- * u32 spans, {u32 start, u32 end} each. A value is a letter and what belongs to it: N, T, F, i i64, f f64,
+ * u32 spans, {u32 start, u32 end} each; with a vocabulary as argument, `chat_render FILE.gguf`, also i64 ids of the
+ * output and {i32 id, i32 is it a control token} each. A value is a letter and what belongs to it: N, T, F, i i64, f f64,
  * s/S u32 n and bytes (of the request / trusted), l u32 n and values, d u32 n and (string, value) pairs. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,6 +13,7 @@
 
 #include "base/arena.h"
 #include "chat/template.h"
+#include "model/gguf.h"
 
 static void get(void *p, size_t n)
 {
@@ -102,12 +104,28 @@ static void answer(int status, const struct chat_error *e, const struct chat_out
         uint32_t span[2] = {(uint32_t)o->request[i].start, (uint32_t)o->request[i].end};
         put(span, sizeof(span));
     }
-    fflush(stdout);
 }
 
-int main(void)
+static void answer_ids(const struct chat_output *o, const struct tokenizer *v)
+{
+    size_t cap = tokenizer_max_ids(v, o->len);
+    int32_t *ids = malloc(cap * sizeof(*ids));
+    int64_t n = ids ? chat_output_encode(o, v, ids, cap) : -1;
+    put(&n, sizeof(n));
+    for (int64_t i = 0; i < n; i++) {
+        int32_t about[2] = {ids[i], tokenizer_is_control(v, ids[i])};
+        put(about, sizeof(about));
+    }
+    free(ids);
+}
+
+int main(int argc, char **argv)
 {
     struct chat_template *t = NULL;
+    struct gguf *g = NULL;
+    struct tokenizer *v = NULL;
+    if (argc > 1 && (gguf_open(&g, argv[1], NULL) || tokenizer_open(&v, g, NULL)))
+        return 5;
     for (int c; (c = getchar()) != EOF;) {
         struct chat_error e = {0};
         struct chat_output o = {0};
@@ -134,8 +152,13 @@ int main(void)
             arena_clear(&a);
         }
         answer(status, &e, &o);
+        if (v)
+            answer_ids(&o, v);
+        fflush(stdout);
         chat_output_clear(&o);
     }
     chat_template_free(t);
+    tokenizer_close(v);
+    gguf_close(g);
     return 0;
 }
