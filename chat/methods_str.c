@@ -3,6 +3,7 @@
  * The methods of str. */
 #include <string.h>
 
+#include "base/utf8.h"
 #include "chat/internal.h"
 
 #define METHOD(name) static struct chat_value name(struct chat_run *r, struct chat_value self, const struct chat_value *a, const struct chat_args *raw)
@@ -132,7 +133,7 @@ static struct chat_value find(struct chat_run *r, struct chat_value self, const 
     int64_t at = window(r, self, a + 1, &from, &to) ? search(self.s, from, to, a[0].s, last) : -1;
     if (at < 0 && must)
         return chat__fail(r, CHAT_ERROR_RUNTIME, "substring not found");
-    return chat_int(at < 0 ? -1 : (int64_t)chat__count_chars(self.s->p, (size_t)at));
+    return chat_int(at < 0 ? -1 : (int64_t)utf8_count(self.s->p, (size_t)at));
 }
 
 METHOD(m_find) { UNUSED; return find(r, self, a, false, false); }
@@ -148,7 +149,7 @@ METHOD(m_count)
     if (!is_str(r, a[0]) || !window(r, self, a + 1, &from, &to))
         return chat_int(0);
     if (a[0].s->len == 0)
-        return chat_int((int64_t)chat__count_chars(self.s->p + from, to - from) + 1);
+        return chat_int((int64_t)utf8_count(self.s->p + from, to - from) + 1);
     for (const char *hit; (hit = memmem(self.s->p + from, to - from, a[0].s->p, a[0].s->len)); n++)
         from = (size_t)(hit - self.s->p) + a[0].s->len;
     return chat_int(n);

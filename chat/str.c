@@ -5,20 +5,13 @@
  * becoming control tokens. */
 #include <string.h>
 
+#include "base/utf8.h"
 #include "chat/internal.h"
 
 size_t chat__char_len(const char *p, size_t n)
 {
-    const unsigned char *u = (const unsigned char *)p;
-    size_t len = u[0] < 0xc2 ? 1 : u[0] < 0xe0 ? 2 : u[0] < 0xf0 ? 3 : u[0] < 0xf5 ? 4 : 1;
-    if (len > n)
-        return 1;
-    for (size_t i = 1; i < len; i++)
-        if ((u[i] & 0xc0) != 0x80)
-            return 1;
-    if ((u[0] == 0xe0 && u[1] < 0xa0) || (u[0] == 0xf0 && u[1] < 0x90) || (u[0] == 0xed && u[1] > 0x9f) || (u[0] == 0xf4 && u[1] > 0x8f))
-        return 1;
-    return len;
+    unsigned bad, len = utf8_next((const uint8_t *)p, n, &bad);
+    return len ? len : 1;
 }
 
 uint32_t chat__char_at(const char *p, size_t n, size_t *len)
@@ -57,24 +50,6 @@ size_t chat__char_put(uint32_t c, char out[4])
     return 4;
 }
 
-size_t chat__count_chars(const char *p, size_t n)
-{
-    size_t count = 0;
-    for (size_t i = 0; i < n; count++)
-        i += (unsigned char)p[i] < 0x80 ? 1 : chat__char_len(p + i, n - i);
-    return count;
-}
-
-bool chat__is_utf8(const char *p, size_t n)
-{
-    for (size_t i = 0, len; i < n; i += len) {
-        len = chat__char_len(p + i, n - i);
-        if (len == 1 && (unsigned char)p[i] >= 0x80)
-            return false;
-    }
-    return true;
-}
-
 size_t chat__char_offset(const struct chat_str *s, size_t i)
 {
     if (s->n_chars == s->len)
@@ -104,7 +79,7 @@ struct chat_value chat__str_n(struct arena *a, const char *p, size_t n, enum cha
     } *made = n < UINT32_MAX / 2 ? arena_alloc(a, sizeof(*made)) : NULL;
     if (!made)
         return (struct chat_value){0};
-    made->s = (struct chat_str){.p = p, .len = (uint32_t)n, .n_chars = (uint32_t)chat__count_chars(p, n)};
+    made->s = (struct chat_str){.p = p, .len = (uint32_t)n, .n_chars = (uint32_t)utf8_count(p, n)};
     if (origin == CHAT_REQUEST && n > 0) {
         made->whole = (struct chat_range){0, (uint32_t)n};
         made->s.ranges = &made->whole;

@@ -7,6 +7,7 @@
 
 #include "base/alloc.h"
 #include "base/status.h"
+#include "base/utf8.h"
 #include "chat/internal.h"
 
 enum { COMPILE_BYTES = 256 << 20, DEFAULT_DEPTH = 1500, DEFAULT_STEPS = 50000000, DEFAULT_OUTPUT = 16 << 20, DEFAULT_MEMORY = 256 << 20 };
@@ -44,7 +45,7 @@ int chat_template_compile(struct chat_template **out, const char *text, size_t n
         *e = (struct chat_error){0};
     if (n > CHAT_MAX_TEMPLATE)
         return refuse(e, ST_LIMIT, CHAT_ERROR_LIMIT, "the template has more than 1 MiB");
-    if (!chat__is_utf8(text, n))
+    if (!utf8_valid(text, n))
         return refuse(e, ST_INVALID, CHAT_ERROR_SYNTAX, "the template is not UTF-8");
     struct chat_template *t = mem_zalloc(1, sizeof(*t));
     if (!t)

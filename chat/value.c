@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/status.h"
+#include "base/utf8.h"
 #include "chat/internal.h"
 
 enum { DICT_HASH_FROM = 9 };
@@ -36,14 +37,20 @@ static struct chat_value repaired(struct arena *a, const char *p, size_t n, enum
 {
     struct chat_text t;
     chat__text_init(&t, a, n * 3);
-    for (size_t i = 0, len; i < n; i += len)
-        chat__text_char(&t, chat__char_at(p + i, n - i, &len), origin == CHAT_REQUEST);
+    for (size_t i = 0; i < n;) {
+        unsigned bad, len = utf8_next((const uint8_t *)p + i, n - i, &bad);
+        if (len)
+            chat__text_put(&t, p + i, len, origin == CHAT_REQUEST);
+        else
+            chat__text_char(&t, 0xfffd, origin == CHAT_REQUEST);
+        i += len ? len : bad;
+    }
     return chat__text_value(&t);
 }
 
 struct chat_value chat_string(struct arena *a, const char *p, size_t n, enum chat_origin origin)
 {
-    if (!chat__is_utf8(p, n))
+    if (!utf8_valid(p, n))
         return repaired(a, p, n, origin);
     const char *copy = arena_strndup(a, n ? p : "", n);
     return copy ? chat__str_n(a, copy, n, origin) : (struct chat_value){0};
