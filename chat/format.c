@@ -163,7 +163,7 @@ static void put_objects(struct chat_run *r, struct chat_text *t, struct chat_val
         snprintf(out, sizeof(out), "<LoopContext %" PRId64 "/%" PRId64 ">", l->index0 + 1, n);
     } else if (v.type == CHAT_MACRO && ((struct chat_closure *)v.p)->fn->name) {
         const struct chat_str *name = ((struct chat_closure *)v.p)->fn->name;
-        snprintf(out, sizeof(out), "<Macro '%.*s'>", name->len > 64 ? 64 : (int)name->len, name->p);
+        snprintf(out, sizeof(out), "<Macro '%.*s'>", chat__prefix(name, 64), name->p);
     } else {
         snprintf(out, sizeof(out), "<%s object>", chat__type_name(v));
     }

@@ -121,6 +121,7 @@ size_t chat__char_len(const char *p, size_t n);           /* bytes of the charac
 uint32_t chat__char_at(const char *p, size_t n, size_t *len); /* U+FFFD for what is not UTF-8                          */
 size_t chat__char_put(uint32_t c, char out[4]);
 size_t chat__char_offset(const struct chat_str *s, size_t i); /* byte offset of character i <= n_chars               */
+int chat__prefix(const struct chat_str *s, int max);      /* bytes of the whole characters in the first `max` bytes    */
 bool chat__str_eq(const struct chat_str *s, const char *z);
 int chat__str_cmp(const struct chat_str *a, const struct chat_str *b);
 

@@ -227,7 +227,7 @@ const char *chat__token_text(const struct chat_token *t, char *tmp, size_t n_tmp
     static const char *const names[] = {"end of template", "template data / text", "begin of statement block", "end of statement block",
                                         "begin of print statement", "end of print statement", "name", "string", "integer", "float"};
     if (t->kind == T_NAME) {
-        snprintf(tmp, n_tmp, "%.*s", (int)(t->value.s->len > 64 ? 64 : t->value.s->len), t->value.s->p);
+        snprintf(tmp, n_tmp, "%.*s", chat__prefix(t->value.s, 64), t->value.s->p);
         return tmp;
     }
     if (t->kind <= T_FLOAT)

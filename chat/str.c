@@ -60,6 +60,15 @@ size_t chat__char_offset(const struct chat_str *s, size_t i)
     return at;
 }
 
+int chat__prefix(const struct chat_str *s, int max)
+{
+    int n = (int)s->len;
+    if (n > max)
+        for (n = max; n > 0 && ((unsigned char)s->p[n] & 0xc0) == 0x80; n--)
+            continue;
+    return n;
+}
+
 bool chat__str_eq(const struct chat_str *s, const char *z)
 {
     return s->len == strlen(z) && memcmp(s->p, z, s->len) == 0;

@@ -8,6 +8,7 @@
 #include "base/alloc.h"
 #include "base/arena.h"
 #include "base/status.h"
+#include "base/utf8.h"
 #include "chat/template.h"
 #include "tests/unit/test.h"
 #include "tests/unit/vocab_gguf.h"
@@ -175,6 +176,20 @@ TEST(a_long_message_of_an_error_is_cut_between_characters)
     CHECK(render(&g, "{{ raise_exception('ü' * 2000) }}") == ST_INVALID && g.e.kind == CHAT_ERROR_RAISED);
     size_t n = strlen(g.e.text);
     CHECKF(n < sizeof(g.e.text) && strcmp(g.e.text + n - 3, "...") == 0 && (n - 3) % 2 == 0, "%zu bytes", n);
+    end(&g);
+}
+
+TEST(names_are_cut_between_characters_too)
+{
+    struct rig g;
+    char source[512], tag[300] = "";
+    for (int i = 0; i < 50; i++)
+        strcat(tag, "ü");
+    begin(&g, "x");
+    snprintf(source, sizeof(source), "{%% x%s %%}", tag);
+    CHECK(render(&g, source) == ST_INVALID && utf8_valid(g.e.text, strlen(g.e.text)));
+    snprintf(source, sizeof(source), "{%% macro x%s() %%}{%% endmacro %%}{{ x%s }}", tag, tag);
+    CHECK(render(&g, source) == 0 && g.out.len > 64 && utf8_valid(g.out.text, g.out.len));
     end(&g);
 }
 
@@ -385,6 +400,7 @@ int main(void)
     RUN(keys_and_names_of_the_request_are_marked);
     RUN(errors_say_what_and_where);
     RUN(a_long_message_of_an_error_is_cut_between_characters);
+    RUN(names_are_cut_between_characters_too);
     RUN(limits_hold);
     RUN(deep_templates_are_refused);
     RUN(only_the_template_writes_control_tokens);
