@@ -10,7 +10,7 @@
 #include "base/utf8.h"
 #include "chat/internal.h"
 
-enum { COMPILE_BYTES = 256 << 20, DEFAULT_DEPTH = 1500, DEFAULT_STEPS = 50000000, DEFAULT_OUTPUT = 16 << 20, DEFAULT_MEMORY = 256 << 20 };
+enum { COMPILE_BYTES = 256 << 20, DEFAULT_DEPTH = 4000, DEFAULT_STEPS = 50000000, DEFAULT_OUTPUT = 16 << 20, DEFAULT_MEMORY = 256 << 20 };
 
 /* ---- compile ---- */
 

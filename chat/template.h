@@ -45,7 +45,7 @@ void chat_template_free(struct chat_template *t); /* takes t; NULL is fine */
 bool chat_template_mentions(const struct chat_template *t, const char *name);
 
 struct chat_limits {      /* 0 = the default                                                       */
-    size_t max_depth;     /* nested evaluations, default 1500                                      */
+    size_t max_depth;     /* nested evaluations, default 4000                                      */
     uint64_t max_steps;   /* evaluations plus bytes moved / 64, default 50 million (about a second) */
     size_t max_output;    /* bytes, default 16 MiB                                                 */
     size_t max_memory;    /* bytes, default 256 MiB; a normal prompt needs a few times its size     */
