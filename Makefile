@@ -97,7 +97,7 @@ $(B)/%.o: %.c
 	@echo "CC   $<"
 	$(Q)$(CC) $(CSTD) $(WARN) $(CFLAGS) $(if $(filter kernels/%,$<),$(if $(SAN),,-O3)) $(call isa,$<) $(SANF) $(PKG) $(LLHTTP_INC) -c -o $@ $<
 
-$(B)/server/api_page.o: server/page/index.html
+$(B)/server/api_page.o: server/page/index.html server/page/openapi.json
 
 $(B)/llhttp/%.o: $(LLHTTP_SRC_DIR)/%.c
 	@mkdir -p $(@D)

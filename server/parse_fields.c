@@ -42,6 +42,11 @@ static const struct { const char *name; uint8_t endpoints; } field_rows[N_FIELDS
     [F_REASONING_FORMAT] = {"reasoning_format", M}, [F_INCLUDE_REASONING] = {"include_reasoning", M},
 };
 
+const char *parse__field_name(enum field k, unsigned *endpoints) {
+    *endpoints = field_rows[k].endpoints;
+    return field_rows[k].name;
+}
+
 int parse__fail(struct parse *p, const char *param, const char *fmt, ...) {
     char text[480];
     va_list args;

@@ -49,6 +49,8 @@ int parse__constraint(struct parse *p, const struct fields *f); /* response_form
 int parse__common(struct parse *p, const struct fields *f); /* everything but prompt, messages and what belongs to those */
 int parse__room(struct parse *p);                           /* after the prompts: every choice has to fit */
 
+const char *parse__field_name(enum field k, unsigned *endpoints);   /* of enum parse_endpoint */
+
 /* Fills the error and returns ST_INVALID. param NULL = none. */
 int parse__fail(struct parse *p, const char *param, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 int parse__no_memory(struct parse *p);

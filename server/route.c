@@ -34,6 +34,7 @@ static const struct route routes[] = {
     {"/detokenize", NULL, api_detokenize, 0},
     {"/apply-template", NULL, api_apply_template, 0},
     {"/props", api_props, NULL, 0},
+    {"/openapi.json", api_openapi, NULL, 0},
     {"/admin/offload", api_offload_show, api_offload_set, 0},
 };
 
@@ -47,6 +48,14 @@ _Static_assert((int)N_ROUTES < (int)HTTP_N_ROUTES, "http_stats has one row per r
 
 const char *route__name(int index) {
     return index >= 0 && index < N_ROUTES ? routes[index].path : "other";
+}
+
+const char *route__describe(int index, bool *get, bool *post, bool *below) {
+    if (index >= N_ROUTES) return NULL;
+    *get = routes[index].get != NULL;
+    *post = routes[index].post != NULL;
+    *below = routes[index].flags & BELOW;
+    return routes[index].path;
 }
 
 bool route__is_anthropic(int index) {

@@ -145,6 +145,7 @@ void reply__allow(struct exchange *x, const char *extra);           /* 200 witho
 
 /* ---- route.c ---- */
 const char *route__name(int index);                                     /* "other" for -1 */
+const char *route__describe(int index, bool *get, bool *post, bool *below); /* NULL behind the last; for the test of openapi.json */
 bool route__is_anthropic(int index);                                    /* errors in that API's envelope */
 bool route__check(struct exchange *x, const struct http_parse *p);      /* before the body: false = answered */
 
