@@ -40,7 +40,8 @@ static const struct route routes[] = {
 
 /* What the official clients send beyond what browsers always allow. */
 #define CORS_HEADERS "Authorization, Content-Type, X-Api-Key, X-Request-Id, Idempotency-Key, OpenAI-Organization, OpenAI-Project, " \
-    "Anthropic-Version, X-Stainless-Arch, X-Stainless-Lang, X-Stainless-OS, X-Stainless-Package-Version, X-Stainless-Retry-Count, " \
+    "Anthropic-Version, Anthropic-Beta, Anthropic-Dangerous-Direct-Browser-Access, X-Stainless-Arch, X-Stainless-Lang, " \
+    "X-Stainless-OS, X-Stainless-Package-Version, X-Stainless-Retry-Count, " \
     "X-Stainless-Runtime, X-Stainless-Runtime-Version, X-Stainless-Timeout, X-Stainless-Read-Timeout"
 
 enum { N_ROUTES = sizeof routes / sizeof *routes };
