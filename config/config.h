@@ -47,6 +47,9 @@ struct config {
     char *expert_policy;          /* auto | lru | lfu | lfru                                           */
     bool expert_prefetch;
     char *expert_io;              /* auto | uring | threads                                            */
+    char *lossy_experts;          /* off | fewer | cached | both: what requests may ask for             */
+    uint32_t lossy_share;         /* percent, of fewer                                                 */
+    uint32_t lossy_margin;        /* percent, of cached                                                */
     char *trace;                  /* file the routing is recorded in; "" = none                        */
     char *expert_heat;            /* file of learned heat; "" = none                                   */
     bool repack;                  /* weights in the kernels' layout in memory of their own, not in the mapped file */

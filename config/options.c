@@ -100,6 +100,14 @@ const struct option config__options[] = {
       "auto takes io_uring where the kernel allows it (containers often do not), else threads.\n" },
     { "expert-heat", 0, OPTION_STRING, FIELD(expert_heat), 0, 0, NULL, "", NULL, "file that remembers which experts are hot",
       "Read at start, so that memory is filled with the right experts at once, and written at the end. Empty: nothing is kept.\n" },
+    { "lossy-experts", 0, OPTION_ENUM, FIELD(lossy_experts), 0, 0, "off|fewer|cached|both", "off", NULL, "what requests may trade accuracy for speed with",
+      "Only requests that ask for it with their field lossy_experts get it; all others are exact. fewer: half the experts of a layer\n"
+      "where that half has lossy-share of the weight. cached: of experts that the router rates nearly alike the one in memory;\n"
+      "such an answer depends on what else runs. docs/NUMBERS.md has what each costs.\n" },
+    { "lossy-share", 0, OPTION_U32, FIELD(lossy_share), 50, 100, NULL, "75", NULL, "percent of the weight that half the experts must have",
+      "For lossy-experts fewer. 50 halves the experts of every token, 100 of next to none.\n" },
+    { "lossy-margin", 0, OPTION_U32, FIELD(lossy_margin), 1, 100, NULL, "10", NULL, "percent by which scores may differ to count as near",
+      "For lossy-experts cached, of the weakest chosen score.\n" },
     { "trace", 0, OPTION_STRING, FIELD(trace), 0, 0, NULL, "", NULL, "file to record which experts are chosen",
       "Empty: nothing is recorded. The file is emptied at start and complete at exit; it grows by about 500 bytes a token and holds\n"
       "no text. A disk that cannot keep up loses steps of the record, never time. For moed trace show and moed simulate.\n" },

@@ -18,6 +18,16 @@
 /* A sequence slot of the engine, 0 .. n_seqs - 1, chosen by the scheduler. An id with no KV is "free". */
 typedef uint32_t seq_id;
 
+/* Ways to answer faster and not quite as the model would; bits. A row with none of them has the bits it always has. */
+enum engine_lossy {
+    ENGINE_LOSSY_FEWER = 1,     /* half the experts where they carry lossy_share of the weight (kern_router.enough). After MoBiLE
+                                   (arXiv 2510.12357), which halves the experts of unimportant tokens; here a token is unimportant
+                                   to a layer whose lighter half of experts would add little                 */
+    ENGINE_LOSSY_CACHED = 2,    /* among near-ties the expert that is in memory (kern_router.prefer, lossy_margin), after
+                                   cache-aware routing (arXiv 2412.00099). The answer depends on what else runs: a batch,
+                                   a budget or a restart may change it. Without a store it does nothing      */
+};
+
 /* Part of one sequence in one step: a prefill chunk, or one decode token. */
 struct batch_item {
     seq_id seq;
@@ -34,6 +44,7 @@ struct batch_item {
                                    after tokens[i], which is tokens[i + 1], or next_token for the last i   */
     int32_t next_token;         /* -1: entry n_tokens - 1 is not filled                                    */
     int32_t n_top;              /* alternatives in prompt_logprobs                                         */
+    uint8_t lossy;              /* enum engine_lossy; its KV is not to be forked to sequences without     */
 };
 
 struct batch {
@@ -118,7 +129,8 @@ struct engine_opts {
     bool exact;                      /* activations stay float for quantised weights too: several times slower, no rounding */
     uint64_t ram_bytes;              /* ceiling for weights + KV + scratch; 0 = no ceiling              */
     bool repack;                     /* copy weights into the kernels' layout at open; else read them from the file */
-    struct trace_writer *trace;      /* NULL, or where the routing of every step is recorded (offload/trace.h); borrowed */
+    struct trace_writer *trace;      /* NULL, or where the routing of every step without lossy items is recorded (offload/trace.h); borrowed */
+    float lossy_share, lossy_margin; /* of enum engine_lossy; 0 = 0.75 and 0.1                          */
 
     enum engine_experts experts;     /* the rest is about streamed ones, see offload_opts               */
     uint64_t expert_bytes;           /* the store's budget; 0 = what the ceiling leaves                 */

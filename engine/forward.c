@@ -49,10 +49,12 @@ static void lay_out_rows(struct engine__pass *p) {
     struct engine__scratch *s = &p->en->s;
     for (uint32_t i = 0; i < p->batch->n_items; i++) {
         const struct batch_item *it = &p->batch->items[i];
+        p->lossy |= it->lossy;
         for (uint32_t t = 0; t < it->n_tokens; t++, p->n_rows++) {
             s->row_token[p->n_rows] = it->tokens[t];
             s->row_pos[p->n_rows] = it->pos + t;
             s->row_seq[p->n_rows] = it->seq;
+            s->row_lossy[p->n_rows] = it->lossy;
             if (row_wanted(p, it, t)) {
                 s->wants[p->n_wants++] = (struct engine__want){ .row = p->n_rows, .item = i, .index = t };
             }

@@ -154,6 +154,7 @@ struct engine__expert_scratch {
     struct offload_item *items; /* [n_experts] handed out, until released   */
     uint32_t *list;             /* [n_experts] a prefetch                   */
     uint8_t *listed;            /* [n_experts] is in list                   */
+    uint8_t *here;              /* [n_experts] of the running layer: in memory or on the way; only for ENGINE_LOSSY_CACHED */
     uint8_t *told;              /* [n_layers * n_experts] failure logged    */
     float *x;                   /* [R, n_embd] as the next layer's router would see it ... */
     struct kern_q8 *xq;         /* ... and quantised                        */
@@ -172,6 +173,7 @@ struct engine__scratch {
     int32_t *row_token;         /* [T]                                       */
     uint32_t *row_pos;          /* [T]                                       */
     seq_id *row_seq;            /* [T]                                       */
+    uint8_t *row_lossy;         /* [T] enum engine_lossy                     */
     uint8_t *seq_seen;          /* [n_seqs] batch check                      */
     struct engine__span *spans; /* [T]                                       */
     struct engine__want *wants; /* [T]                                       */
@@ -217,6 +219,7 @@ struct engine__pass {
     const struct offload_item *given; /* NULL, or [n_active] where the store has the experts of this wave */
     uint32_t n_failed;            /* items with a status other than 0 in outcome */
     bool foretell;                /* worth it in this step */
+    uint8_t lossy;                /* of all items */
 };
 
 struct engine__stats {

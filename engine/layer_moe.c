@@ -8,12 +8,31 @@
 #include "engine/internal.h"
 #include "offload/trace.h"
 
+static const float DEFAULT_SHARE = 0.75f, DEFAULT_MARGIN = 0.1f;
+
+/* The model's router, or what a lossy item makes of it. In the last layer rows are wanted rows. */
+static struct kern_router router_of(const struct engine__pass *p, uint32_t row) {
+    const struct engine *en = p->en;
+    struct kern_router r = en->router;
+    const bool last = p->layer + 1 == en->hp->n_layers;
+    const uint8_t lossy = p->lossy ? en->s.row_lossy[last ? en->s.wants[row].row : row] : 0;
+    if (lossy & ENGINE_LOSSY_FEWER) {
+        r.enough = en->o.lossy_share > 0 ? en->o.lossy_share : DEFAULT_SHARE;
+    }
+    if (lossy & ENGINE_LOSSY_CACHED && en->store) {
+        r.prefer = en->s.ex.here;
+        r.margin = en->o.lossy_margin > 0 ? en->o.lossy_margin : DEFAULT_MARGIN;
+    }
+    return r;
+}
+
 static void choose_experts(struct engine__pass *p, uint32_t row0, uint32_t row1) {
     const struct engine *en = p->en;
     const struct engine__scratch *s = &en->s;
     const size_t k = en->router.k;
-    for (uint32_t r = row0; r < row1; r++) {
-        kern_route(&en->router, s->router_logits + (size_t)r * en->router.n_experts, s->ids + r * k, s->weights + r * k);
+    for (uint32_t i = row0; i < row1; i++) {
+        const struct kern_router r = router_of(p, i);
+        kern_route(&r, s->router_logits + (size_t)i * r.n_experts, s->ids + i * k, s->weights + i * k);
     }
 }
 
@@ -39,6 +58,9 @@ static void route(struct engine__pass *p, const struct engine__layer *l) {
     const struct engine__scratch *s = &en->s;
     const struct kern_gemm d = engine__gemm(&l->router, s->xn, s->xq, p->n_rows, s->router_logits);
     engine__run_gemms(en, &d, 1);
+    if (p->lossy & ENGINE_LOSSY_CACHED && en->store) {
+        offload_here(en->store, p->layer, s->ex.here);
+    }
     engine__run_rows(p, p->n_rows, choose_experts);
     kern_moe_group(&(struct kern_moe_group){
         .n_tokens = p->n_rows,
@@ -55,8 +77,8 @@ static void route(struct engine__pass *p, const struct engine__layer *l) {
             s->active[p->n_active++] = (int32_t)i;
         }
     }
-    count_moe(en, (uint64_t)p->n_rows * en->router.k, p->n_active);
-    if (en->o.trace) {
+    count_moe(en, (uint64_t)s->first[en->router.n_experts], p->n_active);
+    if (en->o.trace && !p->lossy) {
         record(p);
     }
 }
@@ -198,7 +220,9 @@ void engine__ffn_add(const struct engine__pass *p, uint32_t row, float *x) {
         return;
     }
     for (size_t j = 0; j < k; j++) {
-        size_t pair = (size_t)s->pair_sorted[row * k + j];
-        en->kern->axpy(s->weights[row * k + j], s->down + pair * n, n, x);
+        const int32_t pair = s->pair_sorted[row * k + j]; /* -1: an empty slot */
+        if (pair >= 0) {
+            en->kern->axpy(s->weights[row * k + j], s->down + (size_t)pair * n, n, x);
+        }
     }
 }

@@ -85,6 +85,7 @@ static void layout_experts(const struct engine_opts *o, struct engine__carver *c
     x->items = engine__carve(c, n_experts, sizeof *x->items);
     x->list = engine__carve(c, n_experts, sizeof *x->list);
     x->listed = engine__carve(c, n_experts, 1);
+    x->here = engine__carve(c, n_experts, 1);
     x->told = engine__carve(c, hp->n_layers * n_experts, 1);
     x->x = engine__carve(c, rows * hp->n_embd, sizeof *x->x);
     x->xq = engine__carve(c, rows * (hp->n_embd / 32), sizeof *x->xq);
@@ -103,6 +104,7 @@ static void layout_scratch(const struct engine_opts *o, const struct engine__pla
     s->row_token = engine__carve(c, t, sizeof *s->row_token);
     s->row_pos = engine__carve(c, t, sizeof *s->row_pos);
     s->row_seq = engine__carve(c, t, sizeof *s->row_seq);
+    s->row_lossy = engine__carve(c, t, 1);
     s->seq_seen = engine__carve(c, o->n_seqs, 1);
     s->spans = engine__carve(c, t, sizeof *s->spans);
     s->wants = engine__carve(c, t, sizeof *s->wants);

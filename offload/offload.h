@@ -92,6 +92,9 @@ void offload_release(struct offload *o);
 /* A guess, best first; never delays a wanted expert, never pins, may be ignored. */
 void offload_prefetch(struct offload *o, uint32_t layer, const uint32_t *experts, uint32_t n);
 
+/* What of one layer is in memory or on the way: here [n_experts], 1 or 0. */
+void offload_here(struct offload *o, uint32_t layer, uint8_t *here);
+
 /* Any thread: the budget from the next offload_begin on. ST_INVALID when below the minimum. */
 int offload_resize(struct offload *o, uint64_t ram_bytes, struct err *e);
 void offload_stats(const struct offload *o, struct offload_stats *out); /* any thread */

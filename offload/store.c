@@ -371,6 +371,16 @@ void offload_prefetch(struct offload *o, uint32_t layer, const uint32_t *experts
     }
 }
 
+void offload_here(struct offload *o, uint32_t layer, uint8_t *here) {
+    const struct offload__slots *s = &o->s;
+    pthread_mutex_lock(&o->mutex);
+    for (uint32_t i = 0; i < s->n_experts; i++) {
+        const uint32_t slot = s->slot_of[layer * s->n_experts + i];
+        here[i] = slot != OFFLOAD__NONE && !s->slots[slot].unwanted;
+    }
+    pthread_mutex_unlock(&o->mutex);
+}
+
 /* ---- any thread ---- */
 
 int offload_resize(struct offload *o, uint64_t ram_bytes, struct err *e) {

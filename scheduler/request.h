@@ -26,6 +26,7 @@ struct request {
     bool ignore_eos;              /* stop_ids are then never drawn: not even reported, generation goes on to max_tokens */
     uint32_t min_tokens;          /* stop_ids are banned before this many                                */
     bool no_prefix_cache;         /* neither reuse nor leave KV                                          */
+    uint8_t lossy;                /* enum engine_lossy; not 0: neither reuse nor leave KV                */
     struct kern_sampled *prompt_logprobs; /* NULL, or [n_prompt - 1]; written by E before EVENT_STARTED  */
     int32_t n_prompt_top;
     struct kern_sampled *logprobs; /* NULL, or [max_tokens]; entry i written by E before event i          */

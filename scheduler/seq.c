@@ -38,7 +38,7 @@ int seq__new(struct seq **out, struct request *r, const struct engine_info *info
         return ST_NOMEM;
     /* falling alignment, so no padding is needed between the parts */
     *q = (struct seq){.request = r, .cap_tokens = (uint32_t)cap, .n_prompt = r->n_prompt, .n_tokens = r->n_prompt};
-    q->share = share && !r->no_prefix_cache;
+    q->share = share && !r->no_prefix_cache && !r->lossy;
     q->blocks = (struct prefix_block *)(p + sizeof *q);
     q->mask = mask_bytes > 0 ? (uint32_t *)(p + sizeof *q + blocks_bytes + bans_bytes) : NULL;
     q->tokens = (int32_t *)(p + sizeof *q + blocks_bytes + bans_bytes + mask_bytes);
@@ -76,6 +76,7 @@ void seq__item(const struct seq *q, uint32_t n_take, struct batch_item *item) {
         .n_prompt = q->n_prompt,
         .counter = seq__n_output(q),
         .next_token = -1,
+        .lossy = r->lossy,
     };
     /* Once EVENT_STARTED is out L may read them: a resumed sequence must not write them again. */
     if (r->prompt_logprobs && !q->started && q->n_computed + 1 < q->n_prompt) {

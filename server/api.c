@@ -42,7 +42,8 @@ int api_open(struct server *s, struct err *e) {
     o->ops->info(o->engine, &info);
     api->env = (struct parse_env){.tokenizer = o->tokenizer, .model_name = o->model_name, .model_alias = o->config->model_alias,
                                   .n_ctx = info.n_ctx, .max_n = o->config->max_n, .max_prompts = o->config->max_prompts,
-                                  .max_choices = o->config->max_queued < GEN_MAX_CHOICES ? o->config->max_queued : GEN_MAX_CHOICES, .chat = o->chat};
+                                  .max_choices = o->config->max_queued < GEN_MAX_CHOICES ? o->config->max_queued : GEN_MAX_CHOICES, .chat = o->chat,
+                                  .lossy = (uint8_t)parse_lossy(o->config->lossy_experts) /* the option table lets nothing else through */};
     int rc = find_eog(api, o->tokenizer, e);
     static const struct chat_dialect none;
     if (rc == 0) rc = constraint_vocab_open(&api->vocab, o->tokenizer, o->chat ? &o->chat->dialect : &none, e);

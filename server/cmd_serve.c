@@ -184,6 +184,7 @@ static int open_engine(struct app *a, struct err *e) {
         .repack = c->repack,
         .kv_type = kv_type(c->kv_type),
         .experts = expert_mode(c->experts), .expert_bytes = c->expert_bytes, .io = expert_io(c->expert_io),
+        .lossy_share = (float)c->lossy_share / 100, .lossy_margin = (float)c->lossy_margin / 100,
         .prefetch = c->expert_prefetch, .heat_path = c->expert_heat[0] != '\0' ? c->expert_heat : NULL,
     };
     policy_from_name(c->expert_policy, &o.policy); /* the option table lets nothing else through */

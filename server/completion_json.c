@@ -144,6 +144,7 @@ void completion__put_timings(struct buf *out, const struct gen *g) {
     buf_putc(out, ',');
     put_phase(out, "predicted", g->completion_tokens, (double)(last - g->first_start_ns) * 1e-6);
     put_experts(out, g);
+    if (g->params.lossy) buf_printf(out, ",\"lossy_experts\":\"%s\"", parse_lossy_names[g->params.lossy]);
     buf_putc(out, '}');
 }
 

@@ -436,7 +436,7 @@ static int choice_build(struct gen *g, uint32_t index) {
     *r = (struct request){.prompt = c->prompt->ids, .n_prompt = c->prompt->n_ids,
                           .max_tokens = parse_room(&g->server->api->env, p, c->prompt),
                           .sample = p->sample, .stop_ids = p->stop_ids, .n_stop_ids = p->n_stop_ids,
-                          .ignore_eos = p->ignore_eos, .min_tokens = p->min_tokens, .no_prefix_cache = p->no_prefix_cache,
+                          .ignore_eos = p->ignore_eos, .min_tokens = p->min_tokens, .no_prefix_cache = p->no_prefix_cache, .lossy = p->lossy,
                           .group = g->server->api->last_group, .user = c};
     r->sample.seed += p->seed_given ? j : index;
     int rc = choice_filter(c);

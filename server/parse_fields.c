@@ -29,7 +29,7 @@ static const struct { const char *name; uint8_t endpoints; } field_rows[N_FIELDS
     [F_STOP] = {"stop", B}, [F_STOP_TOKEN_IDS] = {"stop_token_ids", B}, [F_LOGIT_BIAS] = {"logit_bias", B},
     [F_LOGPROBS] = {"logprobs", B}, [F_TOP_LOGPROBS] = {"top_logprobs", M}, [F_N] = {"n", B}, [F_BEST_OF] = {"best_of", C}, [F_ECHO] = {"echo", C},
     [F_IGNORE_EOS] = {"ignore_eos", B}, [F_STREAM] = {"stream", B}, [F_STREAM_OPTIONS] = {"stream_options", B},
-    [F_SUFFIX] = {"suffix", C}, [F_CACHE_PROMPT] = {"cache_prompt", B},
+    [F_SUFFIX] = {"suffix", C}, [F_CACHE_PROMPT] = {"cache_prompt", B}, [F_LOSSY_EXPERTS] = {"lossy_experts", B},
     [F_TOOLS] = {"tools", M}, [F_TOOL_CHOICE] = {"tool_choice", M}, [F_PARALLEL_TOOL_CALLS] = {"parallel_tool_calls", M},
     [F_ADD_GENERATION_PROMPT] = {"add_generation_prompt", M}, [F_CONTINUE_FINAL_MESSAGE] = {"continue_final_message", M},
     [F_CHAT_TEMPLATE_KWARGS] = {"chat_template_kwargs", M}, [F_REASONING_EFFORT] = {"reasoning_effort", M},
@@ -349,6 +349,28 @@ static int take_stream(struct parse *p, const struct fields *f) {
     return 0;
 }
 
+const char *const parse_lossy_names[4] = {"off", "fewer", "cached", "both"};
+
+int parse_lossy(const char *name) {
+    int bits = 3;
+
+    while (bits >= 0 && strcmp(name, parse_lossy_names[bits]) != 0) bits--;
+    return bits;
+}
+
+static int take_lossy(struct parse *p, const struct fields *f) {
+    const char *const *names = parse_lossy_names;
+    const cJSON *v = f->v[F_LOSSY_EXPERTS];
+
+    if (!v) return 0;
+    const int want = cJSON_IsString(v) ? parse_lossy(v->valuestring) : -1;
+    if (want < 0) return parse__fail(p, "lossy_experts", "must be \"off\", \"fewer\", \"cached\" or \"both\"");
+    if (want & ~p->env->lossy)
+        return parse__fail(p, "lossy_experts", "\"%s\" is not allowed by this server; its option lossy-experts is \"%s\"", names[want], names[p->env->lossy]);
+    p->out->lossy = (uint8_t)want;
+    return 0;
+}
+
 /* After the prompt: every choice has to fit. */
 int parse__room(struct parse *p) {
     const struct gen_params *o = p->out;
@@ -407,6 +429,7 @@ int parse__common(struct parse *p, const struct fields *f) {
     if ((rc = take_stop_ids(p, f, &ban_eog))) return rc;
     if ((rc = take_bias(p, f, ban_eog))) return rc;
     if ((rc = take_choices(p, f))) return rc;
+    if ((rc = take_lossy(p, f))) return rc;
     return take_stream(p, f);
 }
 

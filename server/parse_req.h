@@ -18,7 +18,7 @@
  * - stop: up to 16 strings of 1 to 1024 bytes. stop_token_ids: up to 64; they are obeyed under ignore_eos too.
  * - logit_bias: up to 1024 ids to [-100, 100]; -100 bans. logprobs 0..20. best_of must equal n.
  * - suffix other than "" is 400. stream_options needs stream. cache_prompt: false keeps the prompt out of the prefix
- *   cache. */
+ *   cache. lossy_experts: "off" (default), "fewer", "cached", "both", as far as the server's option of that name goes. */
 #ifndef MOED_SERVER_PARSE_REQ_H
 #define MOED_SERVER_PARSE_REQ_H
 
@@ -53,6 +53,7 @@ struct parse_env {
     const int32_t *eog;                    /* [n_eog] ids that end a generation                             */
     uint32_t n_eog;
     const struct chat_model *chat;         /* NULL = no chat                                                */
+    uint8_t lossy;                         /* enum engine_lossy: what requests may ask for                  */
 };
 
 enum tool_choice { TOOL_CHOICE_AUTO, TOOL_CHOICE_NONE, TOOL_CHOICE_REQUIRED, TOOL_CHOICE_NAMED };
@@ -90,6 +91,7 @@ struct gen_params {                        /* pointers: the arena's             
     uint32_t n_stop_ids;
     bool ignore_eos;                       /* only when nothing but eog would end a sequence                */
     bool echo, stream, include_usage, continuous_usage, no_prefix_cache;
+    uint8_t lossy;                         /* enum engine_lossy                                             */
     struct constraint constraint;
     bool is_chat;
     struct gen_chat chat;
@@ -155,6 +157,10 @@ int parse_tokenize(const struct parse_env *env, const char *body, size_t n_bytes
                    struct text_params *out, struct parse_error *e);
 int parse_detokenize(const struct parse_env *env, const char *body, size_t n_bytes, struct arena *a,
                      struct text_params *out, struct parse_error *e);
+
+/* enum engine_lossy as requests and the option lossy-experts write it. */
+extern const char *const parse_lossy_names[4]; /* by bits */
+int parse_lossy(const char *name);             /* bits, or -1 */
 
 /* Tokens that max_tokens allows behind this prompt. */
 uint32_t parse_room(const struct parse_env *env, const struct gen_params *p, const struct gen_prompt *prompt);

@@ -13,13 +13,17 @@ void kern_moe_group(const struct kern_moe_group *d) {
     memset(d->first, 0, (d->n_experts + 1) * sizeof *d->first);
 
     for (size_t i = 0; i < n_pairs; i++) {
-        assert(d->ids[i] >= 0 && (uint32_t)d->ids[i] < d->n_experts);
-        d->first[d->ids[i] + 1]++;
+        assert(d->ids[i] >= -1 && d->ids[i] < (int32_t)d->n_experts);
+        if (d->ids[i] >= 0) d->first[d->ids[i] + 1]++;
     }
     for (uint32_t e = 0; e < d->n_experts; e++) d->first[e + 1] += d->first[e];
 
     /* first[e] walks over expert e's rows while they are handed out and ends where expert e + 1 starts ... */
     for (size_t i = 0; i < n_pairs; i++) {
+        if (d->ids[i] < 0) {
+            d->pair_row[i] = -1;
+            continue;
+        }
         int32_t row = d->first[d->ids[i]]++;
         d->row_token[row] = (int32_t)(i / d->k);
         d->pair_row[i] = row;

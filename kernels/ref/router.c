@@ -84,6 +84,31 @@ static void drop_weak_groups(const struct kern_router *r, float *sel) {
         if (!kept[e / size]) sel[e] = -INFINITY;
 }
 
+/* ids [k] hold the choice without preference. With nothing to gain it stands, bit for bit. */
+static void choose_preferred(const struct kern_router *r, float *sel, int32_t *ids) {
+    uint32_t n_preferred = 0;
+    for (uint32_t j = 0; j < r->k; j++) n_preferred += r->prefer[ids[j]] != 0;
+    if (n_preferred == r->k) return;
+    const float gain = r->margin * (r->gate == KERN_GATE_SOFTMAX_WEIGHT ? 1 : fabsf(sel[ids[r->k - 1]]));
+    for (uint32_t e = 0; e < r->n_experts; e++)
+        if (r->prefer[e]) sel[e] += gain;
+    top_k(sel, r->n_experts, r->k, ids);
+}
+
+static void drop_light_slots(const struct kern_router *r, int32_t *ids, float *w) {
+    const uint32_t keep = (r->k + 1) / 2;
+    float kept = 0, all = 0;
+    for (uint32_t j = 0; j < r->k; j++) {
+        all += w[j];
+        if (j < keep) kept += w[j];
+    }
+    if (!(kept >= r->enough * all)) return;
+    for (uint32_t j = keep; j < r->k; j++) {
+        ids[j] = -1;
+        w[j] = 0;
+    }
+}
+
 void kern_route(const struct kern_router *r, float *logits, int32_t *ids, float *w) {
     float sel[MAX_EXPERTS];
     assert(r->n_experts <= MAX_EXPERTS && r->k <= r->n_experts);
@@ -96,9 +121,11 @@ void kern_route(const struct kern_router *r, float *logits, int32_t *ids, float 
         drop_weak_groups(r, sel);
     }
     top_k(sel, r->n_experts, r->k, ids);
+    if (r->prefer) choose_preferred(r, sel, ids);
 
     for (uint32_t j = 0; j < r->k; j++) w[j] = probs[ids[j]];
     if (r->gate == KERN_GATE_SOFTMAX_WEIGHT) softmax(w, r->k);
+    if (r->enough > 0) drop_light_slots(r, ids, w);
     if (r->norm) {
         float sum = 0;
         for (uint32_t j = 0; j < r->k; j++) sum += w[j];

@@ -97,6 +97,25 @@ def resize_while_serving():
         check(sum(row.count("1") for row in state["map"]) == state["resident"], state)
 
 
+def lossy_only_for_those_who_ask():
+    want = reference()
+    with Server.demo(*SMALL, "--expert-ram", "48m", "--lossy-experts", "both", "--lossy-share", "50", "--lossy-margin", "30") as s:
+        asked = []
+        t = threading.Thread(target=lambda: asked.extend(texts(s, PROMPTS, lossy_experts="both")))
+        t.start()
+        check(texts(s, PROMPTS) == want, "a lossy request beside an exact one changes it")
+        t.join()
+        check(len(asked) == len(want) and asked != want, "half the experts give the answers of all")
+        check(texts(s, PROMPTS) == want, "a lossy request left something behind that changes an exact one")
+        for mode in ("fewer", "cached", "both"):
+            t = s.complete(prompt="Hi", max_tokens=4, lossy_experts=mode)["timings"]
+            check(t["lossy_experts"] == mode, t)
+        check("lossy_experts" not in s.complete(prompt="Hi", max_tokens=4, lossy_experts="off")["timings"], "named without being asked for")
+    with Server.demo(*SMALL, "--expert-ram", "48m") as s:
+        status, _, body = s.post({"prompt": "Hi", "lossy_experts": "fewer"})
+        check(status == 400 and json.loads(body)["error"]["param"] == "lossy_experts", body)
+
+
 def counted_where_it_is_seen():
     with Server.demo(*SMALL, "--expert-ram", "30m") as s:
         before = s.wait_idle()
@@ -185,5 +204,5 @@ def admin_is_off_unless_asked_for():
 
 
 if __name__ == "__main__":
-    sys.exit(run_cases(same_text_at_every_budget, resize_while_serving, counted_where_it_is_seen, page_cache_holds_no_experts,
+    sys.exit(run_cases(same_text_at_every_budget, resize_while_serving, lossy_only_for_those_who_ask, counted_where_it_is_seen, page_cache_holds_no_experts,
                        unreadable_expert_ends_one_request, bench_reports_against_the_limit, admin_is_off_unless_asked_for))

@@ -205,10 +205,83 @@ TEST(group_edge_shapes) {
     check_group(test_name_, 1, 1024, 1024, ids);
 }
 
+/* Both against their definition in kernels/router.h. */
+static void check_preference(const char *test_name_, const struct kern_router *r, const float *logits) {
+    struct kern_router exact = *r;
+    float a[MAX_E], b[MAX_E], probs[MAX_E], wa[MAX_E], wb[MAX_E];
+    int32_t ids[MAX_E], got[MAX_E];
+    bool was[MAX_E] = { false }, is[MAX_E] = { false };
+    exact.prefer = NULL;
+    memcpy(a, logits, r->n_experts * sizeof *a);
+    memcpy(b, logits, r->n_experts * sizeof *b);
+    kern_route(&exact, a, ids, wa);
+    kern_route(r, b, got, wb);
+    memcpy(probs, a, sizeof probs); /* the workspace holds them */
+    const float weakest = probs[ids[r->k - 1]], gain = r->margin * (r->gate == KERN_GATE_SOFTMAX_WEIGHT ? 1 : fabsf(weakest));
+    for (uint32_t j = 0; j < r->k; j++) was[ids[j]] = is[got[j]] = true;
+    for (uint32_t e = 0; e < r->n_experts; e++) {
+        const float slack = gain * 1e-5f + 1e-6f;
+        CHECK(!(was[e] && !is[e]) || (!r->prefer[e] && probs[e] <= weakest + gain + slack));
+        CHECK(!(!was[e] && is[e]) || (r->prefer[e] && probs[e] >= weakest - gain - slack));
+    }
+    for (uint32_t j = 0; j < r->k && !r->norm && r->gate != KERN_GATE_SOFTMAX_WEIGHT; j++) CHECK(wb[j] == probs[got[j]]); /* true scores */
+    if (r->margin == 0) CHECK(memcmp(ids, got, r->k * sizeof *ids) == 0 && memcmp(wa, wb, r->k * sizeof *wa) == 0);
+}
+
+TEST(preference_moves_near_ties_only) {
+    uint64_t s = 3;
+    float logits[64];
+    uint8_t prefer[64];
+    for (int round = 0; round < 2000; round++) {
+        struct kern_router r = { .gate = (enum kern_gate)(1 + rng_next(&s) % 4), .n_experts = 8 + (uint32_t)rng_next(&s) % 57,
+                                 .k = 1 + (uint32_t)rng_next(&s) % 8, .norm = rng_next(&s) % 2, .prefer = prefer };
+        r.margin = (float[]){ 0, 0.05f, 0.3f, 1 }[rng_next(&s) % 4];
+        for (uint32_t e = 0; e < r.n_experts; e++) {
+            logits[e] = rng_float(&s, 2);
+            prefer[e] = rng_next(&s) % 2;
+        }
+        check_preference(test_name_, &r, logits);
+    }
+}
+
+TEST(light_slots_are_left_empty) {
+    /* weights 0.5, 0.25, 0.125, 0.125: half the slots carry 3/4 */
+    const float logs[4] = { logf(0.5f), logf(0.25f), logf(0.125f), logf(0.125f) };
+    float l[4], w[4];
+    int32_t ids[4];
+    struct kern_router r = { .gate = KERN_GATE_SOFTMAX, .n_experts = 4, .k = 4, .norm = true, .enough = 0.74f };
+    memcpy(l, logs, sizeof l);
+    kern_route(&r, l, ids, w);
+    CHECK(ids[0] == 0 && ids[1] == 1 && ids[2] == -1 && ids[3] == -1 && w[2] == 0 && w[3] == 0);
+    CHECK(fabsf(w[0] - 2.0f / 3) < 1e-6f && fabsf(w[1] - 1.0f / 3) < 1e-6f);
+    r.enough = 0.76f;
+    memcpy(l, logs, sizeof l);
+    kern_route(&r, l, ids, w);
+    CHECK(ids[3] == 3 && fabsf(w[0] - 0.5f) < 1e-6f);
+    r = (struct kern_router){ .gate = KERN_GATE_SOFTMAX, .n_experts = 4, .k = 3, .enough = 0.5f }; /* odd: the larger half stays */
+    memcpy(l, logs, sizeof l);
+    kern_route(&r, l, ids, w);
+    CHECK(ids[1] == 1 && ids[2] == -1 && fabsf(w[0] - 0.5f) < 1e-6f);
+    r.k = 1;
+    memcpy(l, logs, sizeof l);
+    kern_route(&r, l, ids, w);
+    CHECK(ids[0] == 0);
+
+    /* and take no place in a group */
+    const int32_t chosen[6] = { 2, -1, 0, 2, -1, -1 };
+    int32_t first[4], row_token[6], pair_row[6];
+    kern_moe_group(&(struct kern_moe_group){ .n_tokens = 3, .k = 2, .n_experts = 3, .ids = chosen, .first = first, .row_token = row_token, .pair_row = pair_row });
+    CHECK(first[0] == 0 && first[1] == 1 && first[2] == 1 && first[3] == 3);
+    CHECK(row_token[0] == 1 && row_token[1] == 0 && row_token[2] == 1);
+    CHECK(pair_row[0] == 1 && pair_row[1] == -1 && pair_row[2] == 0 && pair_row[3] == 2 && pair_row[4] == -1 && pair_row[5] == -1);
+}
+
 int main(void) {
     RUN(router_equals_oracle_on_random_shapes);
     RUN(router_hand_computed);
     RUN(router_nan_is_last);
+    RUN(preference_moves_near_ties_only);
+    RUN(light_slots_are_left_empty);
     RUN(group_is_a_stable_counting_sort);
     RUN(group_edge_shapes);
     return test_failed_;

@@ -58,7 +58,7 @@ TEST(defaults) {
 
 static const char *const known[] = {"model", "max_tokens", "max_completion_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty",
     "repeat_penalty", "frequency_penalty", "presence_penalty", "seed", "stop", "stop_token_ids", "logit_bias", "logprobs", "n", "best_of", "echo",
-    "ignore_eos", "stream", "stream_options", "suffix", "cache_prompt"};
+    "ignore_eos", "stream", "stream_options", "suffix", "cache_prompt", "lossy_experts"};
 enum { N_KNOWN = sizeof known / sizeof *known };
 
 TEST(null_is_absent) {
@@ -119,6 +119,28 @@ TEST(ranges) {
         CHECKF((g.rc == 0) == v[i].ok, "%s: %s", v[i].more, g.e.message);
         CHECKF(g.rc == 0 || (g.e.status == 400 && g.e.param[0]), "%s: %s", v[i].more, g.e.message);
         END(g);
+    }
+}
+
+TEST(lossy_experts_as_far_as_allowed) {
+    static const char *const names[] = {"off", "fewer", "cached", "both"};
+    for (uint8_t allowed = 0; allowed < 4; allowed++) {
+        for (uint8_t want = 0; want < 4; want++) {
+            struct got g;
+            struct parse_env env = env_of(&with_bos);
+            char body[100];
+            env.lossy = allowed;
+            snprintf(body, sizeof body, "{\"prompt\":\"hi\",\"lossy_experts\":\"%s\"}", names[want]);
+            arena_init(&g.arena, 1 << 20);
+            g.rc = parse_completion(&env, body, strlen(body), &g.arena, &g.p, &g.e);
+            if (want & ~allowed) {
+                CHECK(g.rc == ST_INVALID && g.e.status == 400 && strcmp(g.e.param, "lossy_experts") == 0 && strstr(g.e.message, names[allowed]));
+            } else {
+                CHECKF(g.rc == 0, "%s", g.e.message);
+                CHECK(g.p.lossy == want && parse_lossy(names[want]) == want);
+            }
+            END(g);
+        }
     }
 }
 
@@ -375,6 +397,7 @@ int main(void) {
     RUN(null_is_absent);
     RUN(wrong_types_name_the_field);
     RUN(ranges);
+    RUN(lossy_experts_as_far_as_allowed);
     RUN(values_arrive);
     RUN(seed_keeps_64_bits);
     RUN(stop_forms);
