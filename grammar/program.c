@@ -165,7 +165,7 @@ static void write_all(const struct link *l, struct program *p) {
 /* ---- states no token can tell apart ---- */
 
 static uint64_t mix(uint64_t h, uint64_t v) {
-    h = (h ^ v) * 0xBF58476D1CE4E5B9u;
+    h = ((h ^ v) + 0x9E3779B97F4A7C15u) * 0xBF58476D1CE4E5B9u; /* the sum, so that zeros do not stay zero */
     return h ^ h >> 31;
 }
 

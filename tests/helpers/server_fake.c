@@ -96,6 +96,9 @@ int main(int argc, char **argv) {
     struct server_opts o = {.config = &cfg, .tokenizer = &tokenizer, .chat = chat, .model_name = "fake", .ops = &fake_ops, .engine = &engine, .arch = "fake", .file_name = "none"};
     if (server_open(&server, &o, &e) != 0) {
         fprintf(stderr, "server_fake: %s\n", e.text);
+        config_clear(&cfg);
+        chat_model_close(chat);
+        fake_close(&engine);
         return 2;
     }
     printf("listening on http://%s:%u\n", cfg.host, server_port(server));

@@ -9,6 +9,7 @@
 #define SCHEMA "{\"type\":\"object\",\"properties\":{\"name\":{\"type\":\"string\",\"maxLength\":12},\"v\":{\"anyOf\":[{\"type\":\"number\",\"minimum\":0.5}," \
                "{\"$ref\":\"#\"},{\"type\":\"array\",\"items\":{\"enum\":[\"ab\",\"abc\",null]}}]}},\"required\":[\"name\"]}"
 static const struct { enum grammar_kind kind; const char *text; } GRAMMARS[] = {
+    {GRAMMAR_REGEX, " \\x00b| +a"}, /* states that differ in a zero byte only */
     {GRAMMAR_SCHEMA, SCHEMA},
     {GRAMMAR_JSON, ""},
     {GRAMMAR_GBNF, "root ::= root root | \"{\" root \"}\" | \"[\" root \"]\" | \"aa\" | \"\""},
