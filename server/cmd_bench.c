@@ -6,7 +6,6 @@
  * model's own loop makes all sequences choose the same experts, which flatters a batch. Needs no tokenizer. */
 #include "server/cmd_bench.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -404,13 +403,12 @@ static int report(struct bench *b, struct err *e) {
     if (!b->o.json) {
         return ST_OK;
     }
-    FILE *f = to_stdout ? stdout : fopen(b->o.json, "we");
+    FILE *f = cmd_json_open(b->o.json, e);
     if (!f) {
-        return err_set(e, ST_IO, "--json: cannot write %s: %s", b->o.json, strerror(errno));
+        return e->code;
     }
     print_json(b, f);
-    bool failed = ferror(f) || (to_stdout ? fflush(f) : fclose(f)) != 0;
-    return failed ? err_set(e, ST_IO, "--json: writing %s failed", b->o.json) : ST_OK;
+    return cmd_json_close(f, b->o.json, e);
 }
 
 int cmd_bench(int argc, char **argv) {

@@ -7,7 +7,6 @@
  * so both choose the same experts. The disk is probed before and after: on shared machines its speed moves. */
 #include "server/cmd_bench.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -410,11 +409,10 @@ static int report(struct bench *b, struct err *e) {
     const bool to_stdout = b->o.json && !strcmp(b->o.json, "-");
     if (!to_stdout) print_table(b, rows);
     if (!b->o.json) return ST_OK;
-    FILE *f = to_stdout ? stdout : fopen(b->o.json, "we");
-    if (!f) return err_set(e, ST_IO, "--json: cannot write %s: %s", b->o.json, strerror(errno));
+    FILE *f = cmd_json_open(b->o.json, e);
+    if (!f) return e->code;
     print_json(b, rows, f);
-    bool failed = ferror(f) || (to_stdout ? fflush(f) : fclose(f)) != 0;
-    return failed ? err_set(e, ST_IO, "--json: writing %s failed", b->o.json) : ST_OK;
+    return cmd_json_close(f, b->o.json, e);
 }
 
 static int open_all(struct bench *b, struct err *e) {

@@ -96,6 +96,19 @@ uint64_t cmd_ram_ceiling(uint64_t ram_bytes) {
     return left > 2 * margin ? left - margin : left / 2;
 }
 
+FILE *cmd_json_open(const char *path, struct err *e) {
+    FILE *f = strcmp(path, "-") ? fopen(path, "we") : stdout;
+    if (!f) {
+        err_set(e, ST_IO, "--json: cannot write %s: %s", path, strerror(errno));
+    }
+    return f;
+}
+
+int cmd_json_close(FILE *f, const char *path, struct err *e) {
+    const bool failed = ferror(f) || (f == stdout ? fflush(f) : fclose(f)) != 0;
+    return failed ? err_set(e, ST_IO, "--json: writing %s failed", path) : ST_OK;
+}
+
 void cmd_json_string(FILE *f, const char *s) {
     fputc('"', f);
     for (; *s; s++) {

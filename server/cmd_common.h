@@ -29,6 +29,9 @@ int cmd_pick_kv_type(const char *name, enum engine_kv_type *out, struct err *e);
 uint64_t cmd_ram_ceiling(uint64_t ram_bytes);
 
 void cmd_json_string(FILE *f, const char *s);
+/* The value of --json: a path, or "-" for standard output. NULL: *e says why; else end with cmd_json_close. */
+FILE *cmd_json_open(const char *path, struct err *e);
+int cmd_json_close(FILE *f, const char *path, struct err *e); /* ST_IO when something could not be written */
 
 /* A file of up to 64 MiB; *text is NULL at first, returned owned (after an error too), free with mem_free; not NUL-terminated. */
 int cmd_read_text(const char *path, char **text, size_t *len, struct err *e);

@@ -6,7 +6,6 @@
  * No BOS is added: a window continues a text, and peers given the same ids see the same thing. */
 #include "server/cmd_perplexity.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdbool.h>
@@ -211,13 +210,12 @@ static int report(const struct ppl *p, struct err *e) {
     if (!p->o.json) {
         return ST_OK;
     }
-    FILE *f = to_stdout ? stdout : fopen(p->o.json, "we");
+    FILE *f = cmd_json_open(p->o.json, e);
     if (!f) {
-        return err_set(e, ST_IO, "--json: cannot write %s: %s", p->o.json, strerror(errno));
+        return e->code;
     }
     print_json(p, f);
-    bool failed = ferror(f) || (to_stdout ? fflush(f) : fclose(f)) != 0;
-    return failed ? err_set(e, ST_IO, "--json: writing %s failed", p->o.json) : ST_OK;
+    return cmd_json_close(f, p->o.json, e);
 }
 
 int cmd_perplexity(int argc, char **argv) {

@@ -6,7 +6,6 @@
  * with the experts that fit (offload/simulate.h). Neither says more than the link and memory speeds given. */
 #include "server/cmd_plan.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -239,13 +238,12 @@ static int report(const struct plan *p, struct err *e) {
     if (!p->o.json) {
         return ST_OK;
     }
-    FILE *f = to_stdout ? stdout : fopen(p->o.json, "we");
+    FILE *f = cmd_json_open(p->o.json, e);
     if (!f) {
-        return err_set(e, ST_IO, "--json: cannot write %s: %s", p->o.json, strerror(errno));
+        return e->code;
     }
     print_json(p, f);
-    bool failed = ferror(f) || (to_stdout ? fflush(f) : fclose(f)) != 0;
-    return failed ? err_set(e, ST_IO, "--json: writing %s failed", p->o.json) : ST_OK;
+    return cmd_json_close(f, p->o.json, e);
 }
 
 int cmd_plan(int argc, char **argv) {

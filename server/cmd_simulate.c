@@ -4,7 +4,6 @@
  * and how time is modelled. */
 #include "server/cmd_simulate.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -160,9 +159,9 @@ static int simulate(const struct simulate_opts *o, const struct sim *s, struct e
     if (warm >= u.steps) {
         return err_set(e, ST_INVALID, "%s: %" PRIu64 " decode steps, none is left after %u that do not count", o->trace, u.steps, warm);
     }
-    FILE *json = !o->json ? NULL : to_stdout ? stdout : fopen(o->json, "we");
+    FILE *json = o->json ? cmd_json_open(o->json, e) : NULL;
     if (o->json && !json) {
-        return err_set(e, ST_IO, "--json: cannot write %s: %s", o->json, strerror(errno));
+        return e->code;
     }
     if (!to_stdout) {
         print_head(o, s, &u, warm);
@@ -179,8 +178,8 @@ static int simulate(const struct simulate_opts *o, const struct sim *s, struct e
         return st;
     }
     fprintf(json, "\n ]}\n");
-    bool failed = ferror(json) || (to_stdout ? fflush(json) : fclose(json)) != 0;
-    return st ? st : failed ? err_set(e, ST_IO, "--json: writing %s failed", o->json) : ST_OK;
+    const int closed = cmd_json_close(json, o->json, st ? NULL : e);
+    return st ? st : closed;
 }
 
 int cmd_simulate(int argc, char **argv) {
