@@ -123,17 +123,22 @@ run:
 	@tools/setup.sh build
 	@$(MAKE) --no-print-directory -j$(JOBS) all
 	@$(if $(MODEL),:,$(PYTHON) tools/make_demo.py)
+	@$(MAKE) --no-print-directory run-hint
+	@exec $(B)/moed serve --host 127.0.0.1 --port $(PORT) --model $(or $(MODEL),models/demo-moe.gguf)
+
+# Apart, so that a test can try what it prints.
+.PHONY: run-hint
+run-hint:
 	@echo
 	@echo "Try, from another terminal:"
 	@echo "  curl -s http://127.0.0.1:$(PORT)/v1/chat/completions -H 'Content-Type: application/json' \\"
 	@echo "       -d '{\"messages\": [{\"role\": \"user\", \"content\": \"What is the capital of France?\"}], \"temperature\": 0}'"
 	@echo
 	@echo "or, with the official client (pip install openai):"
-	@echo "  python3 -c 'from openai import OpenAI; c = OpenAI(base_url=\"http://127.0.0.1:$(PORT)/v1\", api_key=\"-\")"
-	@echo "  for x in c.chat.completions.create(model=\"\", messages=[{\"role\": \"user\", \"content\": \"Tell me a joke.\"}], stream=True):"
-	@echo "      print(x.choices[0].delta.content or \"\", end=\"\", flush=True)'"
+	@echo "  python3 -c 'from openai import OpenAI; c = OpenAI(base_url=\"http://127.0.0.1:$(PORT)/v1\", api_key=\"-\");" \
+	      "m = [{\"role\": \"user\", \"content\": \"Tell me a joke.\"}];" \
+	      "print(c.chat.completions.create(model=\"\", messages=m).choices[0].message.content)'"
 	@echo
-	@exec $(B)/moed serve --host 127.0.0.1 --port $(PORT) --model $(or $(MODEL),models/demo-moe.gguf)
 
 .venv/done: tests/requirements.txt
 	@$(PYTHON) -m venv .venv

@@ -114,9 +114,11 @@ static int plan_memory(struct app *a, const struct engine_opts *o, struct err *e
     int rc = engine_plan_memory(o, &m, e);
     if (rc != ST_OK) return rc;
     a->memory = m;
-    log_info("memory", "weights %.1f + KV %.1f + scratch %.1f + streamed experts %.1f + program %.1f = %.1f MiB, ceiling %.1f MiB (%s); KV for %u tokens in %s, context %u (%s)",
-             (double)m.weights / MIB, (double)m.kv / MIB, (double)m.scratch / MIB, (double)m.experts / MIB, (double)m.slack / MIB,
-             (double)m.total / MIB, (double)o->ram_bytes / MIB,
+    char streamed[96] = "";
+    if (m.experts != 0)
+        snprintf(streamed, sizeof streamed, " + streamed experts %.1f + program %.1f", (double)m.experts / MIB, (double)m.slack / MIB);
+    log_info("memory", "weights %.1f + KV %.1f + scratch %.1f%s = %.1f MiB, ceiling %.1f MiB (%s); KV for %u tokens in %s, context %u (%s)",
+             (double)m.weights / MIB, (double)m.kv / MIB, (double)m.scratch / MIB, streamed, (double)m.total / MIB, (double)o->ram_bytes / MIB,
              a->config.ram_bytes != 0 ? "option ram" : "free now less a margin; option ram sets it", m.kv_tokens, a->config.kv_type,
              m.n_ctx, a->config.context != 0 ? "option context" : "the model's, or what fits");
     log_experts(a, &m);

@@ -3,11 +3,12 @@
 whatever «...» in a message tells it to, which gives reasoning and tool calls of every family."""
 import asyncio
 import json
+import subprocess
 import sys
 
 import openai
 
-from serving import Server, check, run_cases
+from serving import ROOT, Server, check, run_cases
 
 SHARED = {}
 TOOLS = [{"type": "function", "function": {"name": name, "description": "d", "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}}}
@@ -308,6 +309,17 @@ def text_endpoints():
     SHARED.pop(()).stop()
 
 
-sys.exit(run_cases(demo_answers, demo_stream_equals_whole, demo_async, demo_turns_are_cached, demo_continues_a_prefill, demo_choices, reasoning_is_split, stops_are_for_the_answer,
+def what_make_run_prints_works():
+    """Both commands, copied as they are; python3 is the one that has the client."""
+    with Server.demo("--context", "512", "--kv-tokens", "1024") as s:
+        text = subprocess.run(["make", "-s", "run-hint", f"PORT={s.port}"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        curl, python = (text[text.index(start):].split("\n\n")[0] for start in ("  curl", "  python3"))
+        answer = subprocess.run(curl, shell=True, capture_output=True, text=True, check=True).stdout
+        check("Paris" in json.loads(answer)["choices"][0]["message"]["content"], answer)
+        done = subprocess.run(python.replace("python3", sys.executable, 1), shell=True, capture_output=True, text=True)
+        check(done.returncode == 0 and len(done.stdout) > 20, done.stderr)
+
+
+sys.exit(run_cases(demo_answers, what_make_run_prints_works, demo_stream_equals_whole, demo_async, demo_turns_are_cached, demo_continues_a_prefill, demo_choices, reasoning_is_split, stops_are_for_the_answer,
                    reasoning_goes_back_in, tools_of_every_family, text_around_calls, malformed_calls_are_content, a_cut_call_is_length, tool_results_go_back, tool_choice_none_shows_no_tools,
                    exceptions, every_field_of_every_type, bodies_that_are_no_request, a_lost_client_cancels, text_endpoints))
