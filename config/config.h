@@ -21,6 +21,9 @@ struct config {
     /* network */
     char *host;
     uint32_t port;                /* 0 = any free port, printed at start                               */
+    char *unix_socket;            /* path; "" = none                                                   */
+    char *unix_mode;              /* octal permissions of it                                           */
+    char *unix_owner;             /* USER, USER:GROUP or :GROUP; "" = the process's                    */
     uint32_t max_connections;
     uint64_t max_body_bytes;
     uint32_t max_header_bytes;

@@ -25,15 +25,23 @@ const struct option config__options[] = {
 
     { "host", 'H', OPTION_STRING, FIELD(host), 0, 0, NULL, "127.0.0.1", "Network", "address to listen on",
       "An IPv4 or IPv6 address. 0.0.0.0 or :: opens the server to the network: set api-key-file then, and put a proxy\n"
-      "that speaks TLS in front.\n" },
+      "that speaks TLS in front. Empty (\"\"): no TCP, only unix-socket.\n" },
     { "port", 'p', OPTION_U32, FIELD(port), 0, 65535, NULL, "8080", NULL, "TCP port (0 = any free one, printed)",
       "0 takes any free port and prints it in the first log lines.\n" },
+    { "unix-socket", 0, OPTION_STRING, FIELD(unix_socket), 0, 0, NULL, "", NULL, "path of a Unix socket to listen on as well",
+      "For clients on this machine and proxies (curl --unix-socket PATH http://localhost/health). A file that a killed server\n"
+      "left there is replaced, anything else is not; it is removed at the end. API keys are asked for as over TCP.\n" },
+    { "unix-mode", 0, OPTION_ENUM, FIELD(unix_mode), 0, 0, "600|660|666", "660", NULL, "who may connect to it: file permissions",
+      "660: the user and the group of the file. 666: every user of this machine.\n" },
+    { "unix-owner", 0, OPTION_STRING, FIELD(unix_owner), 0, 0, NULL, "", NULL, "whose it is: USER, USER:GROUP or :GROUP",
+      "Empty: the user and group of the process. Another user takes root, another group membership in it.\n" },
     { "api-key-file", 0, OPTION_STRING, FIELD(api_key_file), 0, 0, NULL, "", NULL, "file of API keys; without one no key is needed",
       "A line per key: KEY [name=TEXT] [concurrent=N] [per-minute=N]. A key has 16 to 256 printable characters; concurrent\n"
       "bounds its requests running at once, per-minute those it may start. /health and the page at / need no key.\n" },
     { "allowed-hosts", 0, OPTION_STRING, FIELD(allowed_hosts), 0, 0, NULL, "", NULL, "names clients may address, by comma (* = any)",
       "Guards against pages that point a name of theirs at this machine. Empty: localhost and its addresses when the\n"
-      "server listens on loopback, any name otherwise. Entries are names without a port.\n" },
+      "server listens on loopback; any name on other addresses, and on the Unix socket, where no browser comes from. Entries are\n"
+      "names without a port.\n" },
     { "allowed-origins", 0, OPTION_STRING, FIELD(allowed_origins), 0, 0, NULL, "", NULL, "sites whose scripts may call, by comma (* = any)",
       "Origins as browsers send them, such as https://chat.example. Empty: only the page of this server itself.\n" },
     { "max-connections", 0, OPTION_U32, FIELD(max_connections), 1, 1000000, NULL, "1024", NULL, "open client connections",
@@ -134,7 +142,7 @@ const struct option config__options[] = {
       "After SIGTERM or SIGINT new requests are refused with 503 and /health turns 503; running ones may finish for this\n"
       "long. A second signal stops at once.\n" },
     { "admin", 0, OPTION_ENUM, FIELD(admin), 0, 0, "auto|on|off", "auto", NULL, "serve /admin routes",
-      "They show and change the running server and ask for no password. auto: only when host is a loopback address.\n" },
+      "They show and change the running server and ask for no password. auto: only over loopback and the Unix socket.\n" },
     { "log-level", 0, OPTION_ENUM, FIELD(log_level), 0, 0, "error|warn|info|debug", "info", NULL, "how much to log",
       "Logs go to standard error. Prompts and outputs are never logged.\n" },
     { "log-format", 0, OPTION_ENUM, FIELD(log_format), 0, 0, "text|json", "text", NULL, "log line format",

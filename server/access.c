@@ -27,7 +27,6 @@ struct access {
     const struct config *cfg;         /* borrowed */
     struct key *keys;
     uint32_t n_keys, capacity;
-    bool loopback;                    /* bound where only this machine reaches it */
 };
 
 bool access_is_loopback(const char *host) {
@@ -116,7 +115,6 @@ int access_open(struct access **out, const struct config *cfg, struct err *e) {
     struct access *a = mem_zalloc(1, sizeof *a);
     if (a == NULL) return err_set(e, ST_NOMEM, "out of memory for the access rules");
     a->cfg = cfg;
-    a->loopback = access_is_loopback(cfg->host);
     int st = cfg->api_key_file[0] != '\0' ? read_keys(a, cfg->api_key_file, e) : 0;
     if (st != 0) {
         access_close(a);
@@ -162,11 +160,11 @@ static struct access_text host_name(struct access_text host) {
     return (struct access_text){ host.s, has_port ? n - 1 : host.n };
 }
 
-static bool host_allowed(const struct access *a, struct access_text host) {
+static bool host_allowed(const struct access *a, enum access_from from, struct access_text host) {
     if (host.s == NULL) return true; /* HTTP/1.0; browsers always send one */
     struct access_text name = host_name(host);
     if (a->cfg->allowed_hosts[0] != '\0') return listed(a->cfg->allowed_hosts, name);
-    return !a->loopback || listed("localhost,127.0.0.1,[::1]", name) || same(name, a->cfg->host, strlen(a->cfg->host));
+    return from != ACCESS_LOOPBACK || listed("localhost,127.0.0.1,[::1]", name) || same(name, a->cfg->host, strlen(a->cfg->host));
 }
 
 /* The page of this server itself: "http://" or "https://" and the Host. */
@@ -243,7 +241,7 @@ static void take(struct access *a, int key, uint64_t now_ms, struct access_verdi
 
 void access_check(struct access *a, const struct access_request *r, struct access_verdict *v) {
     *v = (struct access_verdict){ .key = -1 };
-    if (!host_allowed(a, r->host)) {
+    if (!host_allowed(a, r->from, r->host)) {
         refuse(v, 403, "host_not_allowed", "The Host header names a host this server does not answer to; option allowed-hosts lists more.");
         return;
     }

@@ -17,12 +17,17 @@ struct access;
 
 struct access_text { const char *s; size_t n; }; /* view; s NULL = the header is absent */
 
+/* Over what a request came: from anywhere; from this machine only, where its browsers can be lured too; or from this machine
+ * and no browser. */
+enum access_from { ACCESS_NETWORK, ACCESS_LOOPBACK, ACCESS_UNIX };
+
 struct access_request {
     struct access_text host, origin;
     struct access_text authorization;   /* "Bearer KEY"                                         */
     struct access_text api_key;         /* x-api-key, as Anthropic's clients send it            */
     bool open;                          /* a route that needs no key: /health, /, preflights    */
     bool work;                          /* counts against the limits of its key                 */
+    enum access_from from;
     uint64_t now_ms;
 };
 

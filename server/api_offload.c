@@ -24,7 +24,7 @@ static void refuse(struct exchange *x, int status, const char *code, const char 
 /* False: answered. */
 static bool may(struct exchange *x) {
     const struct config *c = x->server->opts->config;
-    bool on = strcmp(c->admin, "auto") == 0 ? access_is_loopback(c->host) : strcmp(c->admin, "on") == 0;
+    bool on = strcmp(c->admin, "auto") == 0 ? x->from != ACCESS_NETWORK : strcmp(c->admin, "on") == 0;
     if (!on) refuse(x, 403, "admin_off", NULL, "The admin routes are off; option admin turns them on.");
     return on;
 }

@@ -266,8 +266,8 @@ static int serve(struct app *a) {
     signal(SIGINT, on_early_signal);
     rc = open_all(a, &e);
     if (rc != ST_OK) return fail(&e, a->engine != NULL && rc == ST_IO ? EXIT_CODE_TEMP : EXIT_CODE_FAILED); /* TEMP: the port went meanwhile */
-    bool v6 = strchr(a->config.host, ':') != NULL;
-    printf("listening on http://%s%s%s:%u\n", v6 ? "[" : "", a->config.host, v6 ? "]" : "", server_port(a->server));
+    const char *url;
+    for (uint32_t i = 0; (url = server_url(a->server, i)) != NULL; i++) printf("listening on %s\n", url);
     fflush(stdout);
     return exit_code_of(server_run(a->server));
 }

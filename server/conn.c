@@ -28,7 +28,7 @@ uint64_t conn__now(const struct conn *c) {
 }
 
 size_t conn__unsent(const struct conn *c) {
-    return uv_stream_get_write_queue_size((const uv_stream_t *)&c->tcp);
+    return uv_stream_get_write_queue_size(&c->h.stream);
 }
 
 bool conn__is_idle(const struct conn *c) {
@@ -57,8 +57,8 @@ void conn__drop(struct conn *c, bool reset) {
     c->box = NULL;
     if (box != NULL)
         exchange__client_lost(box);
-    if (!reset || uv_tcp_close_reset(&c->tcp, on_closed) != 0)
-        uv_close((uv_handle_t *)&c->tcp, on_closed);
+    if (!reset || c->h.stream.type != UV_TCP || uv_tcp_close_reset(&c->h.tcp, on_closed) != 0)
+        uv_close((uv_handle_t *)&c->h, on_closed);
 }
 
 static void on_shutdown(uv_shutdown_t *req, int status) {
@@ -80,7 +80,7 @@ static void begin_close(struct conn *c) {
     buf_clear(&c->ahead);
     c->drained = 0;
     c->shutdown.data = c;
-    if (uv_shutdown(&c->shutdown, (uv_stream_t *)&c->tcp, on_shutdown) != 0)
+    if (uv_shutdown(&c->shutdown, &c->h.stream, on_shutdown) != 0)
         conn__drop(c, false);
     else
         read_on(c);
@@ -118,7 +118,7 @@ static int queue_rest(struct conn *c, const uv_buf_t *bufs, unsigned n_bufs, siz
         c->sent_seen = c->queued_bytes;
     }
     c->queued_bytes += n;
-    if (uv_write(&w->req, (uv_stream_t *)&c->tcp, &rest, 1, on_written) != 0) {
+    if (uv_write(&w->req, &c->h.stream, &rest, 1, on_written) != 0) {
         mem_free(w);
         return ST_IO;
     }
@@ -131,7 +131,7 @@ int conn__write(struct conn *c, const uv_buf_t *bufs, unsigned n_bufs) {
     size_t total = 0;
     for (unsigned i = 0; i < n_bufs; i++)
         total += bufs[i].len;
-    int sent = uv_try_write((uv_stream_t *)&c->tcp, bufs, n_bufs);
+    int sent = uv_try_write(&c->h.stream, bufs, n_bufs);
     if (sent == UV_EAGAIN)
         sent = 0;
     c->sent_any = true;
@@ -191,7 +191,7 @@ static void keep_ahead(struct conn *c, const char *data, size_t n) {
         return;
     }
     if (c->ahead.len >= LIMIT_AHEAD_BYTES && !c->paused) {
-        uv_read_stop((uv_stream_t *)&c->tcp);
+        uv_read_stop(&c->h.stream);
         c->paused = true;
     }
 }
@@ -299,19 +299,26 @@ static void read_on(struct conn *c) {
     if (!c->paused || c->eof || c->ahead.len >= LIMIT_AHEAD_BYTES)
         return;
     c->paused = false;
-    if (uv_read_start((uv_stream_t *)&c->tcp, on_alloc, on_read) != 0)
+    if (uv_read_start(&c->h.stream, on_alloc, on_read) != 0)
         conn__drop(c, true);
 }
 
-int conn__accept(struct server *s) {
+static int init_stream(struct conn *c, const struct listen_socket *k) {
+    uv_loop_t *loop = &k->server->loop;
+    return k->h.stream.type == UV_TCP ? uv_tcp_init(loop, &c->h.tcp) : uv_pipe_init(loop, &c->h.pipe, 0);
+}
+
+int conn__accept(struct listen_socket *k) {
+    struct server *s = k->server;
     struct listener *l = s->listener;
     struct conn *c = mem_zalloc(1, sizeof *c);
-    if (c == NULL || uv_tcp_init(&s->loop, &c->tcp) != 0) {
+    if (c == NULL || init_stream(c, k) != 0) {
         mem_free(c);
         return ST_NOMEM;
     }
     c->server = s;
-    c->tcp.data = c;
+    c->socket = k;
+    c->h.stream.data = c;
     c->paused = true; /* until read_on */
     http_parse_init(&c->parse, &l->limits);
     buf_init(&c->ahead, LIMIT_AHEAD_BYTES + LIMIT_READ_BYTES);
@@ -322,12 +329,14 @@ int conn__accept(struct server *s) {
     l->n_conns++;
     s->http_stats->n_accepted++;
     set_state(c, CONN_IDLE);
-    if (uv_accept((uv_stream_t *)&l->tcp, (uv_stream_t *)&c->tcp) != 0) {
+    if (uv_accept((uv_stream_t *)&k->h, &c->h.stream) != 0) {
         conn__drop(c, false);
         return ST_IO;
     }
-    uv_tcp_nodelay(&c->tcp, 1);       /* a token is a small packet that must not wait */
-    uv_tcp_keepalive(&c->tcp, 1, 60); /* finds peers that vanished without a FIN      */
+    if (c->h.stream.type == UV_TCP) {
+        uv_tcp_nodelay(&c->h.tcp, 1);       /* a token is a small packet that must not wait */
+        uv_tcp_keepalive(&c->h.tcp, 1, 60); /* finds peers that vanished without a FIN      */
+    }
     read_on(c);
     listener__tick_start(s);
     return ST_OK;
@@ -367,7 +376,7 @@ static bool body_too_slow(const struct conn *c, uint64_t now_ms) {
 
 static bool polls(const struct conn *c, short events) {
     uv_os_fd_t fd;
-    if (uv_fileno((const uv_handle_t *)&c->tcp, &fd) != 0)
+    if (uv_fileno((const uv_handle_t *)&c->h, &fd) != 0)
         return true;
     struct pollfd p = {.fd = fd, .events = events};
     return poll(&p, 1, 0) > 0;

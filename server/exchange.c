@@ -47,6 +47,7 @@ struct exchange_box *exchange__begin(struct conn *c) {
     buf_init(&b->body, cfg->max_body_bytes);
     x->server = c->server;
     x->conn = c;
+    x->from = c->socket->from;
     x->start_ns = clock_mono_ns();
     x->head = p->method == METHOD_HEAD;
     x->http10 = p->http10;

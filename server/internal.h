@@ -2,7 +2,7 @@
  *
  * What the files of server/ share. Everything here belongs to the loop thread L.
  *
- * The split: transport (listener.c conn.c reply.c sse.c wake.c signals.c server.c) knows HTTP and sockets and
+ * The split: transport (listener.c sockets.c conn.c reply.c sse.c wake.c signals.c server.c) knows HTTP and sockets and
  * nothing of tokens; handlers (api_*.c with parse_req.c detok.c json.c) know the API and touch the
  * client only through the functions below.
  *
@@ -28,9 +28,9 @@
 #include "base/json.h"
 #include "config/config.h"
 #include "scheduler/scheduler.h"
+#include "server/access.h"
 #include "server/server.h"
 
-struct access;
 struct conn;
 struct api;    /* api.c: live generations, by pointer */
 
@@ -45,6 +45,7 @@ struct exchange {
     char request_id[129];           /* X-Request-Id when well-formed, else generated; sent back           */
     const char *body;               /* complete, view, valid until exchange_end                           */
     size_t body_len;
+    enum access_from from;          /* network, loopback or Unix socket                                   */
     bool head, http10;
     bool streaming;                 /* between sse_begin and sse_end                                      */
     struct arena arena;             /* everything the handler builds; freed by exchange_end               */

@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The listening socket, the list of connections, and the clock that ticks over them.
+ * The list of connections, which of them may come in, and the clock that ticks over them.
  *
  * At the connection limit accepting pauses: libuv stops polling the listening socket while an accepted
  * connection has not been taken, so the rest waits in the kernel's queue at no cost. The limit is kept below
  * RLIMIT_NOFILE, because running out of descriptors makes libuv accept and drop clients. The connection that
  * has been idle longest makes room first. */
 #include <dirent.h>
-#include <errno.h>
-#include <netdb.h>
 #include <string.h>
 #include <sys/random.h>
 #include <sys/resource.h>
@@ -28,14 +26,20 @@ static struct conn *longest_idle(const struct listener *l) {
     return oldest;
 }
 
+/* Takes what waits, from each socket in turn, so that a flood on one does not shut out the other. */
 static void try_accept(struct server *s) {
     struct listener *l = s->listener;
     l->accept_paused = false;
-    if (l->n_conns < l->max_conns) {
-        if (conn__accept(s) == ST_NOMEM) l->accept_paused = true; /* retried when a connection closes */
-        return;
+    for (uint32_t i = 0; i < l->n_sockets && !l->accept_paused; i++) {
+        struct listen_socket *k = &l->sockets[l->next_socket];
+        if (k->waiting && (l->n_conns >= l->max_conns || conn__accept(k) == ST_NOMEM)) {
+            l->accept_paused = true; /* tried again when a connection closes */
+        } else {
+            k->waiting = false;
+            l->next_socket = (l->next_socket + 1) % l->n_sockets;
+        }
     }
-    l->accept_paused = true;
+    if (!l->accept_paused || l->n_conns < l->max_conns) return;
     struct conn *idle = longest_idle(l);
     if (idle != NULL && !conn__has_input(idle)) { /* with input it is about to be busy, and is closed after its answer */
         s->http_stats->n_evicted++;
@@ -44,9 +48,10 @@ static void try_accept(struct server *s) {
 }
 
 static void on_connection(uv_stream_t *stream, int status) {
-    struct server *s = stream->data;
+    struct listen_socket *k = stream->data;
+    k->waiting = k->waiting || status == 0;
     if (status != 0) log_warn("http", "accept: %s", uv_strerror(status));
-    else try_accept(s);
+    else try_accept(k->server);
 }
 
 /* ---- deferred work ---- */
@@ -119,7 +124,7 @@ void listener__forget(struct conn *c) {
     if (c->next != NULL) c->next->prev = c->prev;
     mem_free(c);
     l->n_conns--;
-    if (l->accept_paused && !uv_is_closing((uv_handle_t *)&l->tcp)) try_accept(s);
+    if (l->accept_paused && !l->closing) try_accept(s);
     if (s->draining || s->failed) listener__defer(s);
 }
 
@@ -179,53 +184,6 @@ static int plan_connections(struct listener *l, const struct config *cfg, struct
     return ST_OK;
 }
 
-static int resolve(const struct config *cfg, struct sockaddr_storage *out, struct err *e) {
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV}, *list;
-    char port[16];
-    snprintf(port, sizeof port, "%u", cfg->port);
-    int rc = getaddrinfo(cfg->host, port, &hints, &list);
-    if (rc != 0) return err_set(e, ST_INVALID, "host: \"%.200s\" is not an address this machine knows: %s", cfg->host, gai_strerror(rc));
-    memcpy(out, list->ai_addr, list->ai_addrlen < sizeof *out ? list->ai_addrlen : sizeof *out);
-    freeaddrinfo(list);
-    return ST_OK;
-}
-
-static int bind_error(const struct config *cfg, int rc, struct err *e) {
-    const char *hint = rc == UV_EADDRINUSE ? "; another program has it: stop that one or choose another with --port"
-                     : rc == UV_EACCES     ? "; ports below 1024 need privileges: choose another with --port"
-                     : rc == UV_EADDRNOTAVAIL ? "; this machine does not have that address: see --host"
-                                              : "";
-    return err_set(e, ST_IO, "cannot listen on %.200s port %u: %s%s", cfg->host, cfg->port, uv_strerror(rc), hint);
-}
-
-int server_check_port(const struct config *cfg, struct err *e) {
-    struct sockaddr_storage addr;
-    int rc = resolve(cfg, &addr, e);
-    if (rc != ST_OK || cfg->port == 0) return rc;
-    int on = 1, fd = socket(addr.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd < 0) return bind_error(cfg, -errno, e);
-    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on); /* as libuv does, so TIME_WAIT does not count */
-    socklen_t len = addr.ss_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
-    if (bind(fd, (struct sockaddr *)&addr, len) != 0) rc = bind_error(cfg, -errno, e);
-    close(fd);
-    return rc;
-}
-
-static int listen_on(struct server *s, struct err *e) {
-    struct listener *l = s->listener;
-    const struct config *cfg = s->opts->config;
-    struct sockaddr_storage addr;
-    int rc = resolve(cfg, &addr, e);
-    if (rc != ST_OK) return rc;
-    rc = uv_tcp_bind(&l->tcp, (struct sockaddr *)&addr, 0);
-    if (rc == 0) rc = uv_listen((uv_stream_t *)&l->tcp, LIMIT_BACKLOG, on_connection);
-    int len = sizeof addr;
-    if (rc == 0) rc = uv_tcp_getsockname(&l->tcp, (struct sockaddr *)&addr, &len);
-    if (rc != 0) return bind_error(cfg, rc, e);
-    l->port = ntohs(addr.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&addr)->sin6_port : ((struct sockaddr_in *)&addr)->sin_port);
-    return ST_OK;
-}
-
 int listener__open(struct server *s, struct err *e) {
     const struct config *cfg = s->opts->config;
     struct listener *l = s->listener = mem_zalloc(1, sizeof *l);
@@ -237,24 +195,24 @@ int listener__open(struct server *s, struct err *e) {
     if (rc != ST_OK) return rc;
     uv_timer_init(&s->loop, &l->tick);
     uv_idle_init(&s->loop, &l->deferred);
-    uv_tcp_init(&s->loop, &l->tcp);
-    l->tick.data = l->deferred.data = l->tcp.data = s;
+    l->tick.data = l->deferred.data = s;
     l->handles = true;
-    rc = listen_on(s, e);
+    rc = sockets__open(s, on_connection, e);
     return rc == ST_OK ? signals__open(s, e) : rc;
 }
 
 static void close_handle(uv_handle_t *handle, void *ctx) {
     (void)ctx;
-    struct server *s = handle->loop->data;
     if (uv_is_closing(handle)) return;
-    if (handle->type == UV_TCP && handle != (uv_handle_t *)&s->listener->tcp) conn__drop(handle->data, false);
+    if (handle->type == UV_TCP || handle->type == UV_NAMED_PIPE) conn__drop(handle->data, false);
     else uv_close(handle, NULL);
 }
 
 void listener__close(struct server *s) {
     if (s->listener != NULL && s->listener->handles) {
+        s->listener->closing = true;
         signals__close(s);
+        sockets__close(s); /* what remains of their kinds are connections */
         uv_walk(&s->loop, close_handle, NULL);
     }
     uv_run(&s->loop, UV_RUN_DEFAULT);

@@ -127,7 +127,7 @@ static bool check_access(struct exchange *x, const struct http_parse *p, const s
     struct access_verdict v;
     access_check(x->server->access, &(struct access_request){
         .host = header(p, "Host"), .origin = origin, .authorization = header(p, "Authorization"), .api_key = header(p, "X-Api-Key"),
-        .open = p->method == METHOD_OPTIONS || (r != NULL && (r->flags & OPEN)), .work = r != NULL && (r->flags & WORK), .now_ms = uv_now(&x->server->loop),
+        .open = p->method == METHOD_OPTIONS || (r != NULL && (r->flags & OPEN)), .work = r != NULL && (r->flags & WORK), .now_ms = uv_now(&x->server->loop), .from = x->from,
     }, &v);
     b->key = v.key;
     if (v.cross_origin && plain_origin(origin)) {

@@ -100,7 +100,7 @@ int server_open(struct server **out, const struct server_opts *o, struct err *e)
     s->start_unix_s = clock_unix_s();
     http_stats__init(stats);
     int rc = access_open(&s->access, o->config, e);
-    if (rc == ST_OK && access_n_keys(s->access) == 0 && !access_is_loopback(o->config->host))
+    if (rc == ST_OK && access_n_keys(s->access) == 0 && o->config->host[0] != '\0' && !access_is_loopback(o->config->host))
         log_warn("server", "everybody who reaches %s may use this server; option api-key-file asks for keys", o->config->host);
     if (rc == ST_OK) rc = listener__open(s, e);
     if (rc == ST_OK) rc = start_scheduler(s, e);
@@ -111,10 +111,6 @@ int server_open(struct server **out, const struct server_opts *o, struct err *e)
     }
     *out = s;
     return ST_OK;
-}
-
-uint16_t server_port(const struct server *s) {
-    return s->listener->port;
 }
 
 int server_run(struct server *s) {

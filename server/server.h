@@ -27,10 +27,10 @@ struct server_opts {
     const char *arch, *file_name;      /* for model_info in /metrics                                      */
 };
 
-/* Can config.host:port be bound? For asking before a model is loaded for minutes; ST_IO names address and option. */
+/* Can config.host:port and config.unix_socket be had? For asking before a model is loaded for minutes; ST_IO names address and option. */
 int server_check_port(const struct config *cfg, struct err *e);
 int server_open(struct server **out, const struct server_opts *o, struct err *e); /* binds; port taken = ST_IO naming address and option */
-uint16_t server_port(const struct server *s);  /* the bound port, also when 0 was asked for */
+const char *server_url(const struct server *s, uint32_t i); /* the i-th address it listens on, ports as they are ("http://127.0.0.1:8080", "unix:/run/moed"); NULL behind the last */
 int server_run(struct server *s);              /* until SIGTERM/SIGINT drained or the engine failed: 0, or ST_INTERNAL when the engine failed, ST_CANCELLED when the drain was cut short */
 void server_close(struct server *s);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the transport files (server.c listener.c conn.c exchange.c reply.c sse.c route.c) share and the handlers never
+ * What the transport files (server.c listener.c sockets.c conn.c exchange.c reply.c sse.c route.c) share and the handlers never
  * see. All of it belongs to the loop thread L.
  *
  * Re-entrancy rule: a handler calls reply and sse functions from the middle of its own loops. So those functions never
@@ -24,9 +24,23 @@ enum conn_state {
     CONN_DEAD,    /* uv_close was called                                                 */
 };
 
+/* Where connections come from. */
+struct listen_socket {
+    union { uv_stream_t stream; uv_tcp_t tcp; uv_pipe_t pipe; } h; /* data = this               */
+    struct server *server;
+    enum access_from from;
+    bool open;                 /* h is initialised                                              */
+    bool waiting;              /* libuv holds a connection that has not been taken              */
+    bool made;                 /* the file of a Unix socket is ours: this one                   */
+    dev_t dev;
+    ino_t ino;
+    char url[256];             /* for people                                                    */
+};
+
 struct conn {
-    uv_tcp_t tcp;              /* first; tcp.data = conn                                        */
+    union { uv_stream_t stream; uv_tcp_t tcp; uv_pipe_t pipe; } h; /* first; data = conn        */
     uv_shutdown_t shutdown;
+    const struct listen_socket *socket;
     struct server *server;
     struct conn *prev, *next;  /* list of all connections                                       */
     struct conn *ready_next;   /* list of connections whose next request can be read            */
@@ -60,8 +74,11 @@ struct exchange_box {
     int key;                   /* API key to give back when it ends, or -1                      */
 };
 
+enum { MAX_SOCKETS = 2 };
+
 struct listener {
-    uv_tcp_t tcp;              /* data = server                                                 */
+    struct listen_socket sockets[MAX_SOCKETS];
+    uint32_t n_sockets, next_socket;
     uv_timer_t tick;
     uv_idle_t deferred;
     uv_signal_t sigterm, sigint;
@@ -72,6 +89,7 @@ struct listener {
     uint32_t n_boxes;          /* exchanges not ended, with or without a client                 */
     bool accept_paused;        /* a connection waits in libuv until one closes                  */
     bool handles;              /* initialised                                                  */
+    bool closing;              /* accepts nothing any more                                      */
     struct http_limits limits;
     uint64_t body_bytes;       /* in all bodies of the process                                  */
     uint64_t next_id, id_salt; /* generated request ids                                         */
@@ -80,7 +98,6 @@ struct listener {
     char date[40];             /* "Date: ...\r\n" of date_s                                     */
     int64_t date_s;
     char *read_buffer;         /* [LIMIT_READ_BYTES], shared: libuv hands it back before the next read */
-    uint16_t port;
 };
 
 /* ---- metrics ---- */
@@ -116,12 +133,17 @@ void server__check_done(struct server *s);            /* server.c: stop the loop
 void server__drain(struct server *s);                 /* server.c: first SIGTERM or SIGINT */
 void server__cut(struct server *s, bool at_once);     /* server.c: second signal, or drain_timeout_ms passed */
 
+/* ---- sockets.c ---- */
+int sockets__open(struct server *s, uv_connection_cb on_connection, struct err *e);
+void sockets__close(struct server *s);
+struct listen_socket *sockets__add(struct listener *l);
+
 /* ---- signals.c ---- */
 int signals__open(struct server *s, struct err *e);
 void signals__close(struct server *s); /* the loop must run once more to finish it */
 
 /* ---- conn.c ---- */
-int conn__accept(struct server *s);                   /* takes the waiting connection of the listener */
+int conn__accept(struct listen_socket *k);            /* takes the connection that waits there */
 void conn__ready(struct conn *c);                     /* deferred: read the next request */
 void conn__tick(struct conn *c, uint64_t now_ms);
 void conn__drop(struct conn *c, bool reset);          /* close now; an exchange in flight loses its client */

@@ -52,17 +52,17 @@ class Server:
         self.log = open(os.path.join("/tmp", f"moed-test-{os.getpid()}-{random.randrange(1 << 30)}.log"), "w+")
         env = {k: v for k, v in os.environ.items() if not k.startswith("MOED_")}
         self.process = subprocess.Popen([str(a) for a in argv], stdout=subprocess.PIPE, stderr=self.log, text=True, env=env)
-        self.port = None
+        self.port = self.unix = None
         deadline = time.monotonic() + wait_s
         while time.monotonic() < deadline:
             line = self.process.stdout.readline()
-            m = re.search(r"listening on http://[^ ]*:(\d+)", line)
+            m = re.search(r"listening on (?:http://[^ ]*:(\d+)|unix:(.+))", line)
             if m:
-                self.port = int(m.group(1))
+                self.port, self.unix = m.group(1) and int(m.group(1)), m.group(2)
                 break
             if not line:
                 break
-        if self.port is None:
+        if self.port is None and self.unix is None:
             self.process.kill()
             raise RuntimeError(f"{argv[0]} did not start: {self.stderr()[-2000:]}")
 
@@ -117,6 +117,11 @@ class Server:
     # ---- HTTP ----
 
     def connect(self, timeout=60):
+        if self.port is None:
+            s = socket.socket(socket.AF_UNIX)
+            s.settimeout(timeout)
+            s.connect(self.unix)
+            return s
         s = socket.create_connection(("127.0.0.1", self.port), timeout=timeout)
         s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return s

@@ -101,7 +101,8 @@ int main(int argc, char **argv) {
         fake_close(&engine);
         return 2;
     }
-    printf("listening on http://%s:%u\n", cfg.host, server_port(server));
+    const char *url;
+    for (uint32_t i = 0; (url = server_url(server, i)) != NULL; i++) printf("listening on %s\n", url);
     fflush(stdout);
     int rc = server_run(server);
     server_close(server);

@@ -94,9 +94,9 @@ TEST(limits_of_a_key) {
     access_close(a);
 }
 
-static int status_of(struct access *a, const char *host, const char *origin, bool *cross) {
+static int status_of(struct access *a, enum access_from from, const char *host, const char *origin, bool *cross) {
     struct access_verdict v;
-    access_check(a, &(struct access_request){ .host = text(host), .origin = text(origin) }, &v);
+    access_check(a, &(struct access_request){ .from = from, .host = text(host), .origin = text(origin) }, &v);
     *cross = v.cross_origin;
     return v.status;
 }
@@ -117,6 +117,9 @@ TEST(hosts_and_origins) {
         { "0.0.0.0", "llm.example, other", "", "other", NULL, 0, false },
         { "0.0.0.0", "llm.example, other", "", "localhost", NULL, 403, false },
         { "127.0.0.1", "*", "", "evil.example", NULL, 0, false },
+        { "", "", "", "whatever", NULL, 0, false }, /* the Unix socket */
+        { "", "llm.example", "", "whatever", NULL, 403, false },
+        { "", "", "", "whatever", "http://evil.example", 403, false },
         { "127.0.0.1", "", "", "localhost:8080", "http://localhost:8080", 0, false },
         { "127.0.0.1", "", "", "localhost:8080", "https://localhost:8080", 0, false },
         { "127.0.0.1", "", "", "localhost:8080", "http://localhost:8081", 403, false },
@@ -133,7 +136,8 @@ TEST(hosts_and_origins) {
         struct err e = { 0 };
         bool cross;
         CHECKF(rules_open(&a, &cfg, NULL, &e) == 0, "%s", e.text);
-        int status = status_of(a, cases[i].host, cases[i].origin, &cross);
+        enum access_from from = *cases[i].bound == '\0' ? ACCESS_UNIX : access_is_loopback(cases[i].bound) ? ACCESS_LOOPBACK : ACCESS_NETWORK;
+        int status = status_of(a, from, cases[i].host, cases[i].origin, &cross);
         CHECKF(status == cases[i].status && cross == cases[i].cross, "case %zu: %d", i, status);
         access_close(a);
     }
