@@ -53,15 +53,15 @@ static int check_method(struct http_parse *p) {
     static const char *const names[N_METHODS] = {
         [METHOD_GET] = "GET", [METHOD_HEAD] = "HEAD", [METHOD_POST] = "POST", [METHOD_PUT] = "PUT",
         [METHOD_DELETE] = "DELETE", [METHOD_PATCH] = "PATCH", [METHOD_OPTIONS] = "OPTIONS",
-        [METHOD_TRACE] = "TRACE", [METHOD_CONNECT] = "CONNECT",
+        [METHOD_TRACE] = "TRACE", [METHOD_CONNECT] = "CONNECT", [METHOD_QUERY] = "QUERY",
     };
     for (int i = METHOD_OTHER + 1; i < N_METHODS; i++)
         if (p->method_len == strlen(names[i]) && memcmp(p->head.data, names[i], p->method_len) == 0)
             p->method = (enum http_method)i;
     if (p->method == METHOD_OTHER)
         return http__fail(p, 501, "The method is not known.");
-    if (p->method == METHOD_CONNECT) /* its target has a form of its own; refused before anybody parses it */
-        return http__fail(p, 405, "CONNECT is not served.");
+    if (p->method == METHOD_CONNECT || p->method == METHOD_QUERY) /* the target of one has a form of its own, the other is news to older llhttp */
+        return http__fail(p, 405, "The method is not served.");
     return 0;
 }
 

@@ -143,8 +143,14 @@ static int call_arguments(struct chat_parse *c, uint32_t i, const struct json_me
     return 0;
 }
 
+static int check_call(struct chat_parse *c, uint32_t i, const struct json_member *type, const struct json_member *id) {
+    if (!is_null(type) && (*type->value != '"' || !literal_is(c, type->value, type->n_value, "function")))
+        return fail_at(c, i, "tool_calls", "the type of a call must be \"function\"%s", "");
+    return is_null(id) || *id->value == '"' ? 0 : fail_at(c, i, "tool_calls", "an id must be a string%s", "");
+}
+
 static int one_call(struct chat_parse *c, uint32_t i, const struct json_member *m, struct chat_value list) {
-    struct json_member item, function = {0}, name = {0}, args = {0}, id = {0};
+    struct json_member item, function = {0}, name = {0}, args = {0}, id = {0}, type = {0};
     struct chat_value call = chat_dict(&c->values), f = chat_dict(&c->values), v;
     size_t at = 0;
     int rc;
@@ -153,7 +159,9 @@ static int one_call(struct chat_parse *c, uint32_t i, const struct json_member *
     while (json_next(m->value, m->n_value, &at, &item)) {
         if (literal_is(c, item.key, item.n_key, "function")) function = item;
         if (literal_is(c, item.key, item.n_key, "id")) id = item;
+        if (literal_is(c, item.key, item.n_key, "type")) type = item;
     }
+    if ((rc = check_call(c, i, &type, &id))) return rc;
     if (is_null(&function) || *function.value != '{') return fail_at(c, i, "tool_calls", "every call needs a function%s", "");
     for (at = 0; json_next(function.value, function.n_value, &at, &item);) {
         if (literal_is(c, item.key, item.n_key, "name")) name = item;
@@ -161,7 +169,6 @@ static int one_call(struct chat_parse *c, uint32_t i, const struct json_member *
     }
     if (is_null(&name) || *name.value != '"') return fail_at(c, i, "tool_calls", "every function needs a name%s", "");
     if ((rc = call_arguments(c, i, &args, &v))) return rc;
-    if (!is_null(&id) && *id.value != '"') return fail_at(c, i, "tool_calls", "an id must be a string%s", "");
     rc = parse__set(c, f, "name", json_value(&c->values, name.value, name.n_value, CHAT_REQUEST));
     if (rc == 0) rc = parse__set(c, f, "arguments", v);
     if (rc == 0 && !is_null(&id)) rc = parse__set(c, call, "id", json_value(&c->values, id.value, id.n_value, CHAT_REQUEST));
@@ -239,6 +246,8 @@ static void find_members(struct chat_parse *c, const struct json_member *value, 
         else if (literal_is(c, item.key, item.n_key, "reasoning_content")) m->reasoning = item, m->has_reasoning_content = !is_null(&item);
         else if (literal_is(c, item.key, item.n_key, "reasoning") && is_null(&m->reasoning)) m->reasoning = item;
     }
+    at = 0;
+    if (!is_null(&m->calls) && *m->calls.value == '[' && !json_next(m->calls.value, m->calls.n_value, &at, &item)) m->calls = (struct json_member){0}; /* no call is no calls */
 }
 
 static int take_message(struct chat_parse *c, uint32_t index, const struct json_member *value) {

@@ -172,8 +172,9 @@ static int take_choice(struct translate *t, const struct json_member *v) {
     struct json_member type = translate_member(t, v, "type"), name = translate_member(t, v, "name"), serial = translate_member(t, v, "disable_parallel_tool_use");
 
     if (!v->value) return 0;
+    if (name.value && !translate_is_string(&name)) return parse__fail(&t->p, "tool_choice", "name must be a string");
     if (translate_is(t, &type, "tool")) {
-        if (!translate_is_string(&name)) return parse__fail(&t->p, "tool_choice", "needs the name of a tool");
+        if (!name.value) return parse__fail(&t->p, "tool_choice", "needs the name of a tool");
         buf_puts(&t->out, ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":");
         buf_append(&t->out, name.value, name.n_value);
         buf_puts(&t->out, "}}");

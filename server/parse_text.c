@@ -28,16 +28,20 @@ struct text_parse { struct parse p; struct text_params *out; bool back; };
 /* llama-server says content, add_special; vLLM says prompt, add_special_tokens, with other defaults. */
 static int take_text(struct parse *p, const struct fields *f, struct text_params *out) {
     const cJSON *text = f->v[F_CONTENT] ? f->v[F_CONTENT] : f->v[F_PROMPT];
-    const char *name = f->v[F_CONTENT] ? "content" : "prompt";
     bool special = !f->v[F_CONTENT], parse_special = true;
     int rc;
 
-    if (!text) return parse__fail(p, "content", "is required, or prompt, or messages");
-    if (!cJSON_IsString(text)) return parse__fail(p, name, "must be a string");
+    if (f->v[F_CONTENT] && !cJSON_IsString(f->v[F_CONTENT])) return parse__fail(p, "content", "must be a string");
+    if (f->v[F_PROMPT] && !cJSON_IsString(f->v[F_PROMPT])) return parse__fail(p, "prompt", "must be a string");
     if ((rc = parse__bool_field(p, f, F_ADD_SPECIAL, &special))) return rc;
     if ((rc = parse__bool_field(p, f, F_ADD_SPECIAL_TOKENS, &special))) return rc;
     if ((rc = parse__bool_field(p, f, F_PARSE_SPECIAL, &parse_special))) return rc;
     if ((rc = parse__bool_field(p, f, F_WITH_PIECES, &out->with_pieces))) return rc;
+    if (f->v[F_MESSAGES]) { /* a chat request, parsed as one; its fields say what is added */
+        out->is_messages = true;
+        return 0;
+    }
+    if (!text) return parse__fail(p, "content", "is required, or prompt, or messages");
     unsigned flags = (special ? TOK_ADD_SPECIAL : 0) | (parse_special ? TOK_PARSE_SPECIAL : 0);
     return parse__encode(p, text->valuestring, strlen(text->valuestring), flags, &out->ids, &out->n_ids);
 }
@@ -64,9 +68,7 @@ static int take_ids(struct parse *p, const struct fields *f, struct text_params 
 static int take_body(struct parse *p, const struct fields *f) {
     struct text_parse *t = (struct text_parse *)p;
 
-    if (t->back) return take_ids(p, f, t->out);
-    t->out->is_messages = f->v[F_MESSAGES] != NULL;
-    return t->out->is_messages ? 0 : take_text(p, f, t->out);
+    return t->back ? take_ids(p, f, t->out) : take_text(p, f, t->out);
 }
 
 static int parse_text(bool back, const struct parse_env *env, const char *body, size_t n, struct arena *a, struct text_params *out, struct parse_error *e) {

@@ -43,9 +43,14 @@ static int take_params(struct parse *p, const cJSON *schema, struct chat_tool *o
     return 0;
 }
 
+static bool absent(const cJSON *v) {
+    return v == NULL || cJSON_IsNull(v);
+}
+
 static int take_tool(struct parse *p, const cJSON *v, int i, struct chat_tool *out) {
     const cJSON *type = cJSON_GetObjectItemCaseSensitive(v, "type"), *function = cJSON_GetObjectItemCaseSensitive(v, "function");
     const cJSON *name = cJSON_GetObjectItemCaseSensitive(function, "name"), *schema = cJSON_GetObjectItemCaseSensitive(function, "parameters");
+    const cJSON *description = cJSON_GetObjectItemCaseSensitive(function, "description"), *strict = cJSON_GetObjectItemCaseSensitive(function, "strict");
 
     if (!cJSON_IsObject(v)) return parse__fail(p, "tools", "item %d must be an object", i);
     if (!cJSON_IsString(type)) return parse__fail(p, "tools", "item %d needs a type", i);
@@ -53,7 +58,9 @@ static int take_tool(struct parse *p, const cJSON *v, int i, struct chat_tool *o
     if (!cJSON_IsObject(function)) return parse__fail(p, "tools", "item %d needs a function", i);
     if (!cJSON_IsString(name) || !name_ok(name->valuestring))
         return parse__fail(p, "tools", "the name of item %d must have 1 to %d letters, digits, and _-.:/", i, MAX_NAME_BYTES);
-    if (schema && !cJSON_IsNull(schema) && !cJSON_IsObject(schema)) return parse__fail(p, "tools", "the parameters of %s must be a JSON schema, an object", name->valuestring);
+    if (!absent(description) && !cJSON_IsString(description)) return parse__fail(p, "tools", "the description of %s must be a string", name->valuestring);
+    if (!absent(strict) && !cJSON_IsBool(strict)) return parse__fail(p, "tools", "strict of %s must be true or false", name->valuestring);
+    if (!absent(schema) && !cJSON_IsObject(schema)) return parse__fail(p, "tools", "the parameters of %s must be a JSON schema, an object", name->valuestring);
     out->name = arena_strndup(p->arena, name->valuestring, strlen(name->valuestring));
     return out->name ? take_params(p, schema, out) : parse__no_memory(p);
 }
@@ -79,7 +86,7 @@ static int take_list(struct parse *p, const cJSON *v, struct chat_tool **out, ui
 }
 
 static int take_choice(struct parse *p, const cJSON *v, const struct chat_tool *tools, uint32_t n) {
-    const cJSON *name = cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(v, "function"), "name");
+    const cJSON *name = cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(v, "function"), "name"), *type = cJSON_GetObjectItemCaseSensitive(v, "type");
     struct gen_chat *chat = &p->out->chat;
 
     chat->choice = TOOL_CHOICE_AUTO;
@@ -91,7 +98,8 @@ static int take_choice(struct parse *p, const cJSON *v, const struct chat_tool *
         else return parse__fail(p, "tool_choice", "must be \"none\", \"auto\", \"required\" or a function");
         return chat->choice == TOOL_CHOICE_REQUIRED && n == 0 ? parse__fail(p, "tool_choice", "\"required\" needs tools") : 0;
     }
-    if (!cJSON_IsObject(v) || !cJSON_IsString(name)) return parse__fail(p, "tool_choice", "must be \"none\", \"auto\", \"required\" or {\"type\": \"function\", \"function\": {\"name\": ...}}");
+    bool function = absent(type) || (cJSON_IsString(type) && strcmp(type->valuestring, "function") == 0);
+    if (!cJSON_IsObject(v) || !function || !cJSON_IsString(name)) return parse__fail(p, "tool_choice", "must be \"none\", \"auto\", \"required\" or {\"type\": \"function\", \"function\": {\"name\": ...}}");
     for (uint32_t i = 0; i < n; i++) {
         if (strcmp(tools[i].name, name->valuestring) != 0) continue;
         chat->choice = TOOL_CHOICE_NAMED;

@@ -104,6 +104,7 @@ CASES = [
     ("options_unknown_route", b"OPTIONS /nope HTTP/1.1\r\n" + H + b"\r\n" + TAIL, [404, 200]),
     ("trace", b"TRACE /health HTTP/1.1\r\n" + H + b"\r\n" + TAIL, [405, 200]),
     ("connect", b"CONNECT x:443 HTTP/1.1\r\n" + H + b"\r\n" + TAIL, [405]),
+    ("query_method", b"QUERY /health HTTP/1.1\r\n" + H + b"\r\n" + TAIL, [405]),
     ("post_on_get_route", post(b"Content-Length: 0\r\n", target=b"/health") + TAIL, [405, 200]),
     ("post_on_get_route_body", post(CL, BODY, target=b"/health") + TAIL, [405]),
     ("get_on_post_route", get(target=b"/v1/completions") + TAIL, [405, 200]),

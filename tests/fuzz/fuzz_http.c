@@ -33,7 +33,7 @@ static void mix(struct verdict *v, const void *p, size_t n) {
 
 static void check_head(const struct http_parse *p) {
     size_t n;
-    REQUIRE(p->method > METHOD_OTHER && p->method < N_METHODS && p->method != METHOD_CONNECT);
+    REQUIRE(p->method > METHOD_OTHER && p->method < N_METHODS && p->method != METHOD_CONNECT && p->method != METHOD_QUERY);
     REQUIRE(p->path[0] == '/' || strcmp(p->path, "*") == 0);
     REQUIRE(strlen(p->path) <= LIMIT_URI_BYTES + 1 && strlen(p->query) <= LIMIT_URI_BYTES);
     REQUIRE(p->content_length <= p->limits->max_body_bytes && !(p->chunked && p->http10));

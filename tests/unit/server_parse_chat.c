@@ -98,6 +98,9 @@ TEST(what_is_refused_and_named) {
         {W("\"chat_template_kwargs\":[]"), "chat_template_kwargs"}, {W("\"chat_template_kwargs\":{\"messages\":[]}"), "chat_template_kwargs"}, {W("\"add_generation_prompt\":0"), "add_generation_prompt"},
         {W("\"continue_final_message\":true,\"add_generation_prompt\":true"), "continue_final_message"}, {W("\"thinking\":5"), "thinking"}, {W("\"thinking\":{}"), "thinking"}, {W("\"reasoning_effort\":5"), "reasoning_effort"},
         {W("\"reasoning_format\":\"x\""), "reasoning_format"}, {W("\"max_tokens\":4000"), "max_tokens"}, {W("\"thinking_token_budget\":-1"), "thinking_token_budget"},
+        {A("[{\"type\":\"custom\",\"function\":{\"name\":\"f\"}}]"), "messages[1].tool_calls"}, {M("{\"role\":\"assistant\",\"tool_calls\":[]}"), "messages[0].content"},
+        {W("\"tools\":[" F("\"name\":\"f\",\"description\":{}") "]"), "tools"}, {W("\"tools\":[" F("\"name\":\"f\",\"strict\":1") "]"), "tools"},
+        {W("\"tools\":[" F("\"name\":\"f\"") "],\"tool_choice\":{\"type\":\"tool\",\"function\":{\"name\":\"f\"}}"), "tool_choice"},
     };
     struct chat_model *m = model_of(shows);
     for (size_t i = 0; i < sizeof v / sizeof *v; i++) {
