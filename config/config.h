@@ -18,6 +18,7 @@ struct config {
     char *model_alias;            /* name shown to clients; "" = from the file                         */
     char *chat_template;          /* path of a template; "" = the model's own                          */
     char *tool_syntax;            /* auto, or a name of chat/reply.h                                   */
+    char *embedding_pooling;      /* auto | mean | last                                                */
     /* network */
     char *host;
     uint32_t port;                /* 0 = any free port, printed at start                               */

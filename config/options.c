@@ -22,6 +22,9 @@ const struct option config__options[] = {
       "how the model writes tool calls",
       "auto takes what the chat template shows. The others are for templates that do not tell; none leaves calls in the\n"
       "text of the answer.\n" },
+    { "embedding-pooling", 0, OPTION_ENUM, FIELD(embedding_pooling), 0, 0, "auto|mean|last", "auto", NULL, "what an embedding is made of",
+      "The final hidden states of all tokens, or of the last one. auto takes what the model file says it was trained with, else\n"
+      "mean.\n" },
 
     { "host", 'H', OPTION_STRING, FIELD(host), 0, 0, NULL, "127.0.0.1", "Network", "address to listen on",
       "An IPv4 or IPv6 address. 0.0.0.0 or :: opens the server to the network: set api-key-file then, and put a proxy\n"

@@ -130,6 +130,7 @@ static int op_step(void *self, const struct batch *b, struct step_out *out) {
     }
     struct engine__pass p = { .en = en, .batch = b };
     run_layers(&p, &out->experts);
+    engine__pool(&p);
     engine__sample(&p, out);
     engine__step_done(en, b);
     if (out->items) {
@@ -174,6 +175,7 @@ static void op_info(void *self, struct engine_info *out) {
         .n_pages = en->plan.n_pages,
         .max_batch_tokens = en->o.max_batch_tokens,
         .n_vocab = en->hp->n_vocab,
+        .n_embd = en->hp->n_embd,
         .n_layers = en->hp->n_layers,
         .n_experts = en->hp->n_experts,
     };

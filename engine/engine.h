@@ -28,6 +28,12 @@ enum engine_lossy {
                                    a budget or a restart may change it. Without a store it does nothing      */
 };
 
+/* What batch_item.pooled takes of the hidden states behind the output norm. */
+enum engine_pooling {
+    ENGINE_POOLING_MEAN,        /* the sum over all positions: every one of them must be computed, none forked */
+    ENGINE_POOLING_LAST,        /* that of the item's last token                                                */
+};
+
 /* Part of one sequence in one step: a prefill chunk, or one decode token. */
 struct batch_item {
     seq_id seq;
@@ -45,6 +51,10 @@ struct batch_item {
     int32_t next_token;         /* -1: entry n_tokens - 1 is not filled                                    */
     int32_t n_top;              /* alternatives in prompt_logprobs                                         */
     uint8_t lossy;              /* enum engine_lossy; its KV is not to be forked to sequences without     */
+    double *pooled;             /* NULL, or [n_embd] in and out, without sample and prompt_logprobs. The chunks of a sequence hand
+                                   the same on; pos 0 starts from zeros. Added in token order, so that chunks make no
+                                   difference. Untouched when the item fails; borrowed */
+    enum engine_pooling pooling;
 };
 
 struct batch {
@@ -82,6 +92,7 @@ struct engine_info {                /* fixed after open */
     uint32_t n_pages;
     uint32_t max_batch_tokens;
     uint32_t n_vocab;
+    uint32_t n_embd;
     uint32_t n_layers, n_experts; /* n_experts of each layer with a router; 0 = a dense model */
 };
 

@@ -11,6 +11,9 @@ static bool item_valid(const struct engine *en, const struct batch_item *it) {
     if (!engine__kv_writable(&en->kv, it->seq, it->pos, it->n_tokens) || it->next_token >= (int32_t)en->hp->n_vocab) {
         return false;
     }
+    if (it->pooled && (it->sample || it->prompt_logprobs)) {
+        return false;
+    }
     if ((it->sample && !it->params) || (uint64_t)it->pos + it->n_tokens > en->plan.n_ctx) {
         return false;
     }
@@ -41,6 +44,9 @@ int engine__batch_check(struct engine *en, const struct batch *b) {
 
 static bool row_wanted(const struct engine__pass *p, const struct batch_item *it, uint32_t index) {
     bool last = index + 1 == it->n_tokens;
+    if (it->pooled) {
+        return last || it->pooling == ENGINE_POOLING_MEAN;
+    }
     return p->all_logits || (last && it->sample) || (it->prompt_logprobs && (!last || it->next_token >= 0));
 }
 

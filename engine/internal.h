@@ -280,6 +280,8 @@ void engine__experts_end(struct engine__pass *p, const struct offload_stats *bef
 void engine__experts_run(struct engine__pass *p);           /* the routed FFN of one layer */
 
 /* ---- sample.c ---- */
+/* What items with `pooled` want of the wanted rows; the other wanted rows move together, so that the head sees only those. */
+void engine__pool(struct engine__pass *p);
 void engine__sample(struct engine__pass *p, struct step_out *out);
 
 #endif

@@ -1,8 +1,55 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * From wanted rows to tokens: the head in chunks of rows, so that the logits buffer stays small, then one pool task
- * per row. A row may give a prompt log-probability, a sample, or both. */
+ * From wanted rows to pooled hidden states, and to tokens: the head in chunks of rows, so that the logits buffer stays small,
+ * then one pool task per row. A row may give a prompt log-probability, a sample, or both. */
 #include "engine/internal.h"
+
+#include <string.h>
+
+/* Cut along columns: each is one sum in token order. */
+static void pool_columns(struct engine__pass *p, uint32_t column0, uint32_t column1) {
+    const struct engine__scratch *s = &p->en->s;
+    const size_t n_embd = p->en->hp->n_embd;
+    for (uint32_t i = 0; i < p->n_wants; i++) {
+        const struct batch_item *it = &p->batch->items[s->wants[i].item];
+        if (!it->pooled || s->outcome[s->wants[i].item].status) {
+            continue;
+        }
+        const bool first = it->pooling == ENGINE_POOLING_LAST || it->pos + s->wants[i].index == 0;
+        for (uint32_t k = column0; k < column1; k++) {
+            it->pooled[k] = (first ? 0 : it->pooled[k]) + (double)s->xn[i * n_embd + k];
+        }
+    }
+}
+
+static void keep_for_head(struct engine__pass *p) {
+    const struct engine__scratch *s = &p->en->s;
+    const size_t n = p->en->hp->n_embd, n_q8 = n / 32;
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < p->n_wants; i++) {
+        if (p->batch->items[s->wants[i].item].pooled) {
+            continue;
+        }
+        if (i != kept) {
+            memcpy(s->xn + kept * n, s->xn + i * n, n * sizeof *s->xn);
+            memcpy(s->xq + kept * n_q8, s->xq + i * n_q8, n_q8 * sizeof *s->xq);
+            s->wants[kept] = s->wants[i];
+        }
+        kept++;
+    }
+    p->n_wants = kept;
+}
+
+void engine__pool(struct engine__pass *p) {
+    bool any = false;
+    for (uint32_t i = 0; i < p->batch->n_items; i++) {
+        any |= p->batch->items[i].pooled != NULL;
+    }
+    if (any) {
+        engine__run_rows(p, p->en->hp->n_embd, pool_columns);
+        keep_for_head(p);
+    }
+}
 
 struct sample_job {
     const struct engine__pass *p;

@@ -19,6 +19,7 @@ enum model_arch { MODEL_LLAMA, MODEL_QWEN3MOE, MODEL_OLMOE };
 enum rope_type { ROPE_NORM /* pairs (2i, 2i+1) */, ROPE_NEOX /* halves (i, i + n/2) */ };
 enum rope_scaling { ROPE_SCALING_NONE, ROPE_SCALING_LINEAR, ROPE_SCALING_YARN };
 enum qk_norm { QK_NORM_NONE, QK_NORM_HEAD /* per head, [head_dim] */, QK_NORM_ROW /* whole projection, [heads * head_dim] */ };
+enum model_pooling { MODEL_POOLING_NONE, MODEL_POOLING_MEAN, MODEL_POOLING_CLS, MODEL_POOLING_LAST, MODEL_POOLING_RANK }; /* as in GGUF */
 enum router_gating { ROUTER_SOFTMAX = 1, ROUTER_SIGMOID = 2, ROUTER_SOFTMAX_WEIGHT = 3, ROUTER_SQRT_SOFTPLUS = 4 };
 
 /* Source of every field: GGUF metadata keys "{arch}.*"; nothing is hard-coded. Dimensions are bounded by model_open. */
@@ -43,6 +44,7 @@ struct model_hparams {
     enum router_gating router_gating;
     bool router_norm;                   /* renormalise the chosen weights                           */
     float router_scale;                 /* 1 when absent                                            */
+    enum model_pooling pooling;         /* what an embedding model was trained with; NONE when absent */
 };
 
 /* Weights of one layer. Matrices are ne = {in, out}; experts ne = {in, out, n_experts}. NULL = this layer has none. */

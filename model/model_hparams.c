@@ -246,5 +246,8 @@ int model__read_hparams(const struct gguf *g, const struct model__arch *arch, st
     if (!rc) rc = read_rope(&r, hp);
     if (!rc) rc = read_router(&r, arch, hp);
     if (!rc) rc = clamp_to_window(&r, hp);
+    uint32_t pooling = MODEL_POOLING_NONE;
+    if (!rc) rc = read_dim_or(&r, "pooling_type", MODEL_POOLING_NONE, MODEL_POOLING_NONE, MODEL_POOLING_RANK, &pooling);
+    hp->pooling = (enum model_pooling)pooling;
     return rc ? rc : refuse_unsupported_keys(&r);
 }

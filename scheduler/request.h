@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "engine/engine.h"
 #include "grammar/token_filter.h"
 #include "kernels/sample.h"
 
@@ -29,6 +30,9 @@ struct request {
     uint8_t lossy;                /* enum engine_lossy; not 0: neither reuse nor leave KV                */
     struct kern_sampled *prompt_logprobs; /* NULL, or [n_prompt - 1]; written by E before EVENT_STARTED  */
     int32_t n_prompt_top;
+    double *pooled;               /* NULL, or [n_embd] written by E until EVENT_DONE, with max_tokens 0: the hidden states of the prompt
+                                     as `pooling` says. A mean needs every token computed: it neither reuses nor leaves KV */
+    enum engine_pooling pooling;
     struct kern_sampled *logprobs; /* NULL, or [max_tokens]; entry i written by E before event i          */
     uint64_t group;               /* requests of one API call share it; fair order counts groups         */
     void *user;                   /* L's own                                                             */

@@ -139,7 +139,7 @@ static bool request_fits(const struct sched *s, const struct request *r) {
     uint64_t n_total = (uint64_t)r->n_prompt + r->max_tokens;
     uint64_t n_kv = r->max_tokens > 0 ? n_total - 1 : n_total;
 
-    if (r->n_prompt < 1 || n_total > s->info.n_ctx)
+    if (r->n_prompt < 1 || n_total > s->info.n_ctx || (r->pooled && (r->max_tokens > 0 || r->prompt_logprobs)))
         return false;
     if (n_kv > (uint64_t)s->info.n_pages * s->info.page_tokens)
         return false;

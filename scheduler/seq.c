@@ -38,7 +38,7 @@ int seq__new(struct seq **out, struct request *r, const struct engine_info *info
         return ST_NOMEM;
     /* falling alignment, so no padding is needed between the parts */
     *q = (struct seq){.request = r, .cap_tokens = (uint32_t)cap, .n_prompt = r->n_prompt, .n_tokens = r->n_prompt};
-    q->share = share && !r->no_prefix_cache && !r->lossy;
+    q->share = share && !r->no_prefix_cache && !r->lossy && !(r->pooled && r->pooling == ENGINE_POOLING_MEAN);
     q->blocks = (struct prefix_block *)(p + sizeof *q);
     q->mask = mask_bytes > 0 ? (uint32_t *)(p + sizeof *q + blocks_bytes + bans_bytes) : NULL;
     q->tokens = (int32_t *)(p + sizeof *q + blocks_bytes + bans_bytes + mask_bytes);
@@ -78,6 +78,10 @@ void seq__item(const struct seq *q, uint32_t n_take, struct batch_item *item) {
         .next_token = -1,
         .lossy = r->lossy,
     };
+    if (r->pooled && (r->pooling == ENGINE_POOLING_MEAN || end == q->n_prompt)) {
+        item->pooled = r->pooled;
+        item->pooling = r->pooling;
+    }
     /* Once EVENT_STARTED is out L may read them: a resumed sequence must not write them again. */
     if (r->prompt_logprobs && !q->started && q->n_computed + 1 < q->n_prompt) {
         item->prompt_logprobs = r->prompt_logprobs + q->n_computed;

@@ -41,7 +41,7 @@ int api_open(struct server *s, struct err *e) {
     if (!api) return err_set(e, ST_NOMEM, "server: no memory for the API state");
     o->ops->info(o->engine, &info);
     api->env = (struct parse_env){.tokenizer = o->tokenizer, .model_name = o->model_name, .model_alias = o->config->model_alias,
-                                  .n_ctx = info.n_ctx, .max_n = o->config->max_n, .max_prompts = o->config->max_prompts,
+                                  .n_ctx = info.n_ctx, .n_embd = info.n_embd, .max_n = o->config->max_n, .max_prompts = o->config->max_prompts,
                                   .max_choices = o->config->max_queued < GEN_MAX_CHOICES ? o->config->max_queued : GEN_MAX_CHOICES, .chat = o->chat,
                                   .lossy = (uint8_t)parse_lossy(o->config->lossy_experts) /* the option table lets nothing else through */};
     int rc = find_eog(api, o->tokenizer, e);

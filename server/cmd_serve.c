@@ -199,12 +199,27 @@ static int open_engine(struct app *a, struct err *e) {
     return c->warmup ? warm_up(a, e) : ST_OK;
 }
 
+/* What embeddings are made of. */
+static int pick_pooling(const struct app *a, enum engine_pooling *out, struct err *e) {
+    const char *name = a->config.embedding_pooling;
+    enum model_pooling own = model_hparams(a->model)->pooling;
+    *out = strcmp(name, "last") == 0 ? ENGINE_POOLING_LAST : ENGINE_POOLING_MEAN;
+    if (strcmp(name, "auto") != 0) return ST_OK;
+    if (own == MODEL_POOLING_CLS || own == MODEL_POOLING_RANK)
+        return err_set(e, ST_UNSUPPORTED, "embedding-pooling: the model file asks for pooling type %d (%s), expected none, mean or last; set the option to mean or last",
+                       (int)own, own == MODEL_POOLING_CLS ? "first token" : "ranking");
+    if (own == MODEL_POOLING_LAST) *out = ENGINE_POOLING_LAST;
+    return ST_OK;
+}
+
 /* ---- run ---- */
 
 static int open_all(struct app *a, struct err *e) {
     uint64_t t0 = clock_mono_ns();
     a->ram_bytes = cmd_ram_ceiling(a->config.ram_bytes); /* before anything is loaded */
+    enum engine_pooling pooling = ENGINE_POOLING_MEAN;
     int rc = model_open(&a->model, a->config.model, e);
+    if (rc == ST_OK) rc = pick_pooling(a, &pooling, e);
     if (rc == ST_OK) rc = tokenizer_open(&a->tokenizer, model_gguf(a->model), e);
     if (rc == ST_OK) rc = cmd_open_chat(&a->chat, &a->config, model_gguf(a->model), a->tokenizer, e);
     if (rc == ST_OK) rc = open_pool(a, e);
@@ -213,7 +228,7 @@ static int open_all(struct app *a, struct err *e) {
     name_model(a);
     log_info("model", "%s: %s, loaded in %.1f s", a->name, model_arch_name(a->model), (double)(clock_mono_ns() - t0) * 1e-9);
     struct server_opts o = {.config = &a->config, .tokenizer = a->tokenizer, .chat = a->chat, .model_name = a->name, .ops = engine_ops(),
-                            .engine = a->engine, .engine_enter = enter_engine, .engine_enter_ctx = a, .arch = model_arch_name(a->model), .file_name = a->file_name};
+                            .engine = a->engine, .engine_enter = enter_engine, .engine_enter_ctx = a, .pooling = pooling, .arch = model_arch_name(a->model), .file_name = a->file_name};
     return server_open(&a->server, &o, e);
 }
 

@@ -5,7 +5,8 @@
  * `req` until that choice's EVENT_DONE. A gen therefore outlives its exchange: the client gets its answer as soon
  * as the text is complete, the memory goes when the last request is back.
  *
- * generate.c drives it; api_completions.c with completion_json.c and api_chat.c with chat_json.c are the two forms of it. */
+ * generate.c drives it; api_completions.c with completion_json.c and api_chat.c with chat_json.c are the two forms of it, and
+ * api_embeddings.c the one that generates nothing. */
 #ifndef MOED_SERVER_GEN_H
 #define MOED_SERVER_GEN_H
 
@@ -37,6 +38,7 @@ struct gen_format {
     const char *object, *chunk_object, *id_prefix;
     const struct gen_events *events; /* NULL, or instead of all but parse */
     int (*parse)(const struct parse_env *env, const char *body, size_t n, struct arena *a, struct gen_params *out, struct parse_error *e);
+    void (*put_embeddings)(struct buf *out, const struct gen *g); /* NULL, or instead of all but parse: the whole response, on a worker */
     /* One choice as it is so far, for a whole response or as a chunk: n_text bytes of detok's text, marks n_shown..n_marks. */
     void (*put_choice)(struct buf *out, const struct choice *c, size_t n_text, uint32_t n_marks);
     void (*put_usage)(struct buf *out, const struct gen *g); /* "usage":{...} */
@@ -101,12 +103,14 @@ struct gen {
     struct parse_error error;
     uv_work_t work;
     struct grammar *grammar;        /* one reference; NULL = the output is free                     */
-    bool parsing;                   /* on a worker, or about to be                                  */
+    bool on_worker;                 /* or about to be                                               */
     bool gone;                      /* the client went away: drop everything                        */
     bool cancelled;                 /* by shutdown                                                  */
     struct choice *choices;         /* [n_choices], prompt-major: index = prompt * n + j            */
     uint32_t n_choices;
+    uint32_t n_submitted;           /* the first ones; embeddings go in a few at a time             */
     uint32_t n_out, n_unfinished;   /* choices the scheduler has; choices the client waits for      */
+    struct buf document;            /* what put_embeddings wrote                                    */
     const char *head;               /* JSON shared by all documents of this call, up to "choices"   */
     uint32_t head_len;
     uint32_t prompt_tokens, cached_tokens, completion_tokens, reasoning_tokens;

@@ -5,11 +5,13 @@
  *
  *   gen_start -> (worker) parse -> gen_parsed -> build, submit -> api_on_events: started, token, done -> answer
  *
+ * Embeddings come the same way without tokens, and a worker writes their answer: numbers are too many for L.
+ *
  * Rules that keep this short:
  * - All choices are submitted, or none stays submitted; nothing is sent before the first event, so a failure until
  *   then gets its real status, streaming or not.
  * - A client that goes away at any point only sets `gone` and cancels. Nothing is freed outside gen_settle and the
- *   end of parsing, so every function here may send without fearing that its gen disappears under it.
+ *   end of a worker's part, so every function here may send without fearing that its gen disappears under it.
  * - Text leaves detok in the order it becomes safe; a stream takes it chunk by chunk, a whole response at the end,
  *   through the same writer. */
 #include <inttypes.h>
@@ -39,6 +41,7 @@ static struct gen *gen_new(struct exchange *x, const struct gen_format *format) 
     g->x = x;
     g->format = format;
     arena_init(&g->arena, GEN_ARENA_BYTES);
+    buf_init(&g->document, LIMIT_RESPONSE_BYTES);
     g->next = api->gens;
     if (g->next) g->next->prev = g;
     api->gens = g;
@@ -58,6 +61,7 @@ void gen__free(struct gen *g) {
         grammar_state_close(g->choices[i].grammar);
     }
     grammar_drop(g->grammar);
+    buf_clear(&g->document);
     arena_clear(&g->arena);
     if (g->prev) g->prev->next = g->next;
     else api->gens = g->next;
@@ -78,7 +82,7 @@ static struct exchange *gen_detach(struct gen *g) {
 
 /* Frees what nobody waits for any more. The last thing each entry point does with a gen. */
 static void gen_settle(struct gen *g) {
-    if (!g->parsing && g->n_out == 0 && (g->gone || !g->x)) gen__free(g);
+    if (!g->on_worker && g->n_out == 0 && (g->gone || !g->x)) gen__free(g);
 }
 
 void gen__cancel(struct gen *g) {
@@ -238,10 +242,33 @@ static void put_document(struct buf *out, const struct gen *g) {
     buf_putc(out, '}');
 }
 
+static void work_document(uv_work_t *work) {
+    struct gen *g = work->data;
+
+    g->format->put_embeddings(&g->document, g);
+}
+
+static void document_done(uv_work_t *work, int status) {
+    struct gen *g = work->data;
+
+    g->on_worker = false;
+    if (status) gen_fail(g, ST_SHUTDOWN);
+    else if (g->document.failed) gen_fail(g, ST_LIMIT);
+    else if (!g->gone) reply_json(gen_detach(g), 200, g->document.data, g->document.len, NULL);
+    gen_settle(g);
+}
+
 /* Every choice is finished: the usage chunk and the end of the stream, or the whole response. */
 static void gen_answer(struct gen *g) {
     struct buf *out = &g->server->api->scratch;
 
+    if (g->format->put_embeddings) {
+        g->on_worker = true;
+        if (uv_queue_work(&g->server->loop, &g->work, work_document, document_done) == 0) return;
+        g->on_worker = false;
+        gen_fail(g, ST_NOMEM);
+        return;
+    }
     buf_reset(out);
     if (!g->format->events) put_document(out, g);
     if (g->format->events) {
@@ -270,6 +297,20 @@ static void gen_complete(struct gen *g) {
 }
 
 /* ---- events ---- */
+
+/* Up to n more choices go to the scheduler. */
+static int gen_submit(struct gen *g, uint32_t n) {
+    int rc = 0;
+
+    for (; n > 0 && g->n_submitted < g->n_choices; n--) {
+        struct choice *c = &g->choices[g->n_submitted];
+        if ((rc = sched_submit(g->server->sched, &c->req))) break;
+        g->n_submitted++;
+        c->with_scheduler = true;
+        g->n_out++;
+    }
+    return rc;
+}
 
 static void choice_finish(struct choice *c, const char *reason) {
     struct gen *g = c->gen;
@@ -368,10 +409,15 @@ static void on_token(struct choice *c, const struct event *ev, uint64_t now) {
 
 static void on_done(struct choice *c, const struct event *ev) {
     struct gen *g = c->gen;
+    int rc;
 
     c->with_scheduler = false;
     g->n_out--;
     if (c->finished || !g->x || g->gone) return;
+    if (ev->finish == FINISH_LENGTH && g->n_submitted < g->n_choices && (rc = gen_submit(g, 1))) {
+        gen_fail(g, rc);
+        return;
+    }
     switch (ev->finish) {
     case FINISH_STOP: choice_finish(c, "stop"); break;
     case FINISH_LENGTH: choice_finish(c, "length"); break;
@@ -439,6 +485,11 @@ static int choice_build(struct gen *g, uint32_t index) {
                           .ignore_eos = p->ignore_eos, .min_tokens = p->min_tokens, .no_prefix_cache = p->no_prefix_cache, .lossy = p->lossy,
                           .group = g->server->api->last_group, .user = c};
     r->sample.seed += p->seed_given ? j : index;
+    if (p->embeds) {
+        r->pooling = g->server->opts->pooling;
+        r->pooled = arena_zalloc(&g->arena, g->server->api->env.n_embd, sizeof *r->pooled);
+        return r->pooled ? 0 : ST_NOMEM;
+    }
     int rc = choice_filter(c);
     if (rc || p->sample.n_top_logprobs < 0) return rc;
     c->n_echoed = p->echo ? c->prompt->n_ids : 0;
@@ -497,26 +548,13 @@ static int gen_build(struct gen *g) {
     }
     for (uint32_t i = 0; i < p->n_prompts; i++) g->prompt_tokens += p->prompts[i].n_ids;
     g->n_unfinished = n;
-    return g->format->events ? 0 : make_head(g);
-}
-
-static int gen_submit(struct gen *g) {
-    int rc = 0;
-
-    g->submit_ns = clock_mono_ns();
-    for (uint32_t i = 0; i < g->n_choices && rc == 0; i++) {
-        rc = sched_submit(g->server->sched, &g->choices[i].req);
-        if (rc) break;
-        g->choices[i].with_scheduler = true;
-        g->n_out++;
-    }
-    return rc;
+    return g->format->events || g->format->put_embeddings ? 0 : make_head(g);
 }
 
 static void gen_parsed(struct gen *g, int status) {
     const struct parse_error *pe = &g->error;
 
-    g->parsing = false;
+    g->on_worker = false;
     if (g->gone) {
         gen_settle(g);
         return;
@@ -532,7 +570,9 @@ static void gen_parsed(struct gen *g, int status) {
                                                 .message = "logprobs: so many tokens with log-probabilities need too much memory; lower max_tokens, n or the number of prompts"});
     } else {
         int rc = gen_build(g);
-        if (rc == 0) rc = gen_submit(g);
+        g->submit_ns = clock_mono_ns();
+        /* Many texts to embed must not fill the queue: each that is done makes room for the next. */
+        if (rc == 0) rc = gen_submit(g, g->params.embeds ? g->server->opts->config->max_running : g->n_choices);
         if (rc) gen_fail(g, rc);
     }
     gen_settle(g);
@@ -587,7 +627,7 @@ void gen_start(struct exchange *x, const struct gen_format *format) {
     }
     x->handler = g;
     x->on_gone = gen_on_gone;
-    g->parsing = true;
+    g->on_worker = true;
     g->work.data = g;
     if (x->body_len >= PARSE_INLINE_BYTES && uv_queue_work(&s->loop, &g->work, work_parse_and_compile, work_parsed) == 0) return;
     work_parse(&g->work);

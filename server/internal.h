@@ -107,6 +107,7 @@ void api_chat(struct exchange *x);
 void api_messages(struct exchange *x);
 void api_count_tokens(struct exchange *x);
 void api_responses(struct exchange *x);
+void api_embeddings(struct exchange *x);
 void api_openapi(struct exchange *x);
 void api_tokenize(struct exchange *x);
 void api_detokenize(struct exchange *x);

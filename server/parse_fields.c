@@ -18,10 +18,10 @@
 #include "model/tokenizer.h"
 #include "server/parse_internal.h"
 
-enum { C = PARSE_COMPLETION, M = PARSE_CHAT, B = C | M, T = PARSE_TEXT };
+enum { C = PARSE_COMPLETION, M = PARSE_CHAT, B = C | M, T = PARSE_TEXT, E = PARSE_EMBEDDING };
 
 static const struct { const char *name; uint8_t endpoints; } field_rows[N_FIELDS] = {
-    [F_MODEL] = {"model", B}, [F_PROMPT] = {"prompt", C | T}, [F_MESSAGES] = {"messages", M | T}, [F_MAX_TOKENS] = {"max_tokens", B},
+    [F_MODEL] = {"model", B | E}, [F_PROMPT] = {"prompt", C | T}, [F_MESSAGES] = {"messages", M | T}, [F_MAX_TOKENS] = {"max_tokens", B},
     [F_MAX_COMPLETION_TOKENS] = {"max_completion_tokens", B}, [F_MIN_TOKENS] = {"min_tokens", B},
     [F_TEMPERATURE] = {"temperature", B}, [F_TOP_P] = {"top_p", B}, [F_TOP_K] = {"top_k", B}, [F_MIN_P] = {"min_p", B},
     [F_REPETITION_PENALTY] = {"repetition_penalty", B}, [F_REPEAT_PENALTY] = {"repeat_penalty", B},
@@ -39,6 +39,7 @@ static const struct { const char *name; uint8_t endpoints; } field_rows[N_FIELDS
     [F_GUIDED_CHOICE] = {"guided_choice", B}, [F_STRUCTURED_OUTPUTS] = {"structured_outputs", B},
     [F_CONTENT] = {"content", T}, [F_TOKENS] = {"tokens", T}, [F_ADD_SPECIAL] = {"add_special", T}, [F_ADD_SPECIAL_TOKENS] = {"add_special_tokens", T},
     [F_PARSE_SPECIAL] = {"parse_special", T}, [F_WITH_PIECES] = {"with_pieces", T},
+    [F_INPUT] = {"input", E}, [F_ENCODING_FORMAT] = {"encoding_format", E}, [F_DIMENSIONS] = {"dimensions", E},
     [F_REASONING_FORMAT] = {"reasoning_format", M}, [F_INCLUDE_REASONING] = {"include_reasoning", M},
 };
 
@@ -110,7 +111,7 @@ int parse__u32(struct parse *p, const struct fields *f, enum field k, int64_t lo
 
 /* ---- topics ---- */
 
-static int take_model(struct parse *p, const struct fields *f) {
+int parse__model(struct parse *p, const struct fields *f) {
     const cJSON *v = f->v[F_MODEL];
 
     if (!v) return 0;
@@ -421,7 +422,7 @@ int parse__common(struct parse *p, const struct fields *f) {
     bool ban_eog = false;
     int rc;
 
-    if ((rc = take_model(p, f))) return rc;
+    if ((rc = parse__model(p, f))) return rc;
     if ((rc = take_lengths(p, f))) return rc;
     if ((rc = take_sampling(p, f))) return rc;
     if ((rc = take_seed(p, f))) return rc;

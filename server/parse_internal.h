@@ -18,10 +18,11 @@ enum field {
     F_REASONING_EFFORT, F_ENABLE_THINKING, F_THINKING, F_THINKING_BUDGET, F_REASONING_FORMAT, F_INCLUDE_REASONING,
     F_RESPONSE_FORMAT, F_GRAMMAR, F_GUIDED_GRAMMAR, F_REGEX, F_GUIDED_REGEX, F_JSON_SCHEMA, F_GUIDED_JSON, F_CHOICE, F_GUIDED_CHOICE, F_STRUCTURED_OUTPUTS,
     F_CONTENT, F_TOKENS, F_ADD_SPECIAL, F_ADD_SPECIAL_TOKENS, F_PARSE_SPECIAL, F_WITH_PIECES,
+    F_INPUT, F_ENCODING_FORMAT, F_DIMENSIONS,
     N_FIELDS
 };
 
-enum parse_endpoint { PARSE_COMPLETION = 1, PARSE_CHAT = 2, PARSE_TEXT = 4 };
+enum parse_endpoint { PARSE_COMPLETION = 1, PARSE_CHAT = 2, PARSE_TEXT = 4, PARSE_EMBEDDING = 8 };
 
 /* Of a chat request: a prompt that leaves room for an answer, its text, or its tokens however many they are. */
 enum parse_want { WANT_PROMPT, WANT_TEXT, WANT_TOKENS };
@@ -66,7 +67,9 @@ int parse__u32(struct parse *p, const struct fields *f, enum field k, int64_t lo
 int parse__fits(struct parse *p, const char *param, uint64_t n_ids);
 int parse__text_fits(struct parse *p, const char *param, size_t n_bytes);
 
-/* Fills out->prompts. */
-int parse__prompt(struct parse *p, const cJSON *prompt);
+/* Fills out->prompts from the field of that name; at most `most` of them, which option `limit` sets (NULL = none does). */
+int parse__prompt(struct parse *p, const cJSON *prompt, const char *name, uint32_t most, const char *limit);
+
+int parse__model(struct parse *p, const struct fields *f); /* whether it is the one that is served */
 
 #endif

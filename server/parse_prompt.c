@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The four forms of `prompt` to token ids. A text that cannot fit the context even if every token were the longest
+ * The four forms of `prompt`, and of the `input` of embeddings, to token ids. A text that cannot fit the context even if every token were the longest
  * of the vocabulary is refused before it is tokenized, so the work is bounded by the context, not by the body. */
 #include <string.h>
 
@@ -66,6 +66,7 @@ static int prompt_text(struct parse *p, const cJSON *v, const char *param, struc
 
     int rc = parse__text_fits(p, param, n);
 
+    if (n == 0 && p->endpoint == PARSE_EMBEDDING) return parse__fail(p, param, "a text must not be empty");
     if (rc == 0) rc = encode(p, text, n, param, out);
     if (rc || !p->echo) return rc;
     out->text = arena_strndup(p->arena, text, n);
@@ -94,34 +95,39 @@ static int prompt_ids(struct parse *p, const cJSON *list, const char *param, str
     return 0;
 }
 
-static int prompt_list(struct parse *p, const cJSON *list, uint32_t n) {
+struct prompt_field { const char *name, *limit; uint32_t most; };
+
+static int prompt_list(struct parse *p, const cJSON *list, uint32_t n, const struct prompt_field *f) {
     const cJSON *item;
     bool texts = cJSON_IsString(list->child);
     uint32_t i = 0;
 
-    if (n > p->env->max_prompts)
-        return parse__fail(p, "prompt", "has %u prompts, at most %u are accepted (option max-prompts)", n, p->env->max_prompts);
+    if (n > f->most)
+        return parse__fail(p, f->name, "has %u entries, at most %u are accepted%s%s%s", n, f->most, f->limit ? " (option " : "", f->limit ? f->limit : "",
+                           f->limit ? ")" : "");
     p->out->prompts = arena_zalloc(p->arena, n, sizeof *p->out->prompts);
     if (!p->out->prompts) return parse__no_memory(p);
     cJSON_ArrayForEach(item, list) {
         struct gen_prompt *out = &p->out->prompts[i++];
         int rc;
         if (texts ? !cJSON_IsString(item) : !cJSON_IsArray(item))
-            return parse__fail(p, "prompt", "must be a string, or a list of strings, of token ids, or of token id lists, not a mix");
-        rc = texts ? prompt_text(p, item, "prompt", out) : prompt_ids(p, item, "prompt", out);
+            return parse__fail(p, f->name, "must be a string, or a list of strings, of token ids, or of token id lists, not a mix");
+        rc = texts ? prompt_text(p, item, f->name, out) : prompt_ids(p, item, f->name, out);
         if (rc) return rc;
     }
     p->out->n_prompts = n;
     return 0;
 }
 
-int parse__prompt(struct parse *p, const cJSON *v) {
-    if (!v) return parse__fail(p, "prompt", "is required");
-    if (cJSON_IsArray(v) && !v->child) return parse__fail(p, "prompt", "must not be an empty list");
-    if (cJSON_IsArray(v) && !cJSON_IsNumber(v->child)) return prompt_list(p, v, (uint32_t)cJSON_GetArraySize(v));
-    if (!cJSON_IsArray(v) && !cJSON_IsString(v)) return parse__fail(p, "prompt", "must be a string or a list");
+int parse__prompt(struct parse *p, const cJSON *v, const char *name, uint32_t most, const char *limit) {
+    struct prompt_field f = {.name = name, .limit = limit, .most = most};
+
+    if (!v) return parse__fail(p, name, "is required");
+    if (cJSON_IsArray(v) && !v->child) return parse__fail(p, name, "must not be an empty list");
+    if (cJSON_IsArray(v) && !cJSON_IsNumber(v->child)) return prompt_list(p, v, (uint32_t)cJSON_GetArraySize(v), &f);
+    if (!cJSON_IsArray(v) && !cJSON_IsString(v)) return parse__fail(p, name, "must be a string or a list");
     p->out->prompts = arena_zalloc(p->arena, 1, sizeof *p->out->prompts);
     if (!p->out->prompts) return parse__no_memory(p);
     p->out->n_prompts = 1;
-    return cJSON_IsString(v) ? prompt_text(p, v, "prompt", p->out->prompts) : prompt_ids(p, v, "prompt", p->out->prompts);
+    return cJSON_IsString(v) ? prompt_text(p, v, name, p->out->prompts) : prompt_ids(p, v, name, p->out->prompts);
 }

@@ -9,7 +9,7 @@ static int take_completion(struct parse *p, const struct fields *f) {
     if (rc) return rc;
     if ((rc = parse__constraint(p, f))) return rc;
     p->echo = p->out->echo;
-    if ((rc = parse__prompt(p, f->v[F_PROMPT]))) return rc;
+    if ((rc = parse__prompt(p, f->v[F_PROMPT], "prompt", p->env->max_prompts, "max-prompts"))) return rc;
     return parse__room(p);
 }
 

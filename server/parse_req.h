@@ -41,6 +41,7 @@ enum {
     PARSE_MAX_STOP_IDS = 64,
     PARSE_MAX_BIAS = 1024,
     PARSE_DEFAULT_MAX_TOKENS = 16,
+    PARSE_MAX_INPUTS = 2048,         /* embeddings of one call, as OpenAI's service takes                    */
 };
 
 /* What a request is checked against; fixed at start. */
@@ -48,6 +49,7 @@ struct parse_env {
     const struct tokenizer *tokenizer;
     const char *model_name, *model_alias;  /* alias "" or NULL = none                                       */
     uint32_t n_ctx;                        /* tokens of one sequence                                        */
+    uint32_t n_embd;                       /* dimensions of an embedding                                    */
     uint32_t max_n, max_prompts, max_choices; /* max_choices bounds n * prompts                            */
     uint32_t max_piece_bytes;              /* longest vocabulary entry; 0 = unknown                         */
     const int32_t *eog;                    /* [n_eog] ids that end a generation                             */
@@ -93,6 +95,7 @@ struct gen_params {                        /* pointers: the arena's             
     bool echo, stream, include_usage, continuous_usage, no_prefix_cache;
     uint8_t lossy;                         /* enum engine_lossy                                             */
     struct constraint constraint;
+    bool embeds, base64;                   /* the prompts' hidden states are wanted, in that form           */
     bool is_chat;
     struct gen_chat chat;
     const char *repeated;                  /* JSON members of the request that its response repeats; /v1/responses */
@@ -146,6 +149,11 @@ extern const char *const parse_messages_fields[]; /* up to NULL; without transla
 int parse_responses(const struct parse_env *env, const char *body, size_t n_bytes, struct arena *a,
                     struct gen_params *out, struct parse_error *e);
 extern const char *const parse_responses_fields[]; /* up to NULL; without translate_passed */
+
+/* The body of POST /v1/embeddings. input is what prompt is above, with at most PARSE_MAX_INPUTS entries, and a text in it must not
+ * be empty. encoding_format: "float" (default) or "base64", of little-endian floats. dimensions: those the model has. */
+int parse_embedding(const struct parse_env *env, const char *body, size_t n_bytes, struct arena *a,
+                    struct gen_params *out, struct parse_error *e);
 
 /* /tokenize: `content` (or `prompt`) as text, or `messages` as above; /detokenize: `tokens`. */
 struct text_params {

@@ -30,6 +30,7 @@ static const struct route routes[] = {
     {"/v1/messages", NULL, api_messages, WORK | ANTHROPIC},
     {"/v1/messages/count_tokens", NULL, api_count_tokens, ANTHROPIC},
     {"/v1/responses", NULL, api_responses, WORK},
+    {"/v1/embeddings", NULL, api_embeddings, WORK},
     {"/tokenize", NULL, api_tokenize, 0},
     {"/detokenize", NULL, api_detokenize, 0},
     {"/apply-template", NULL, api_apply_template, 0},
@@ -148,7 +149,7 @@ bool route__check(struct exchange *x, const struct http_parse *p) {
         return i >= 0 || strcmp(x->path, "*") == 0 || refuse(x, 404, "not_found", "There is no such route.");
     if (i < 0)
         return refuse(x, 404, "not_found",
-                      "There is no such route; this server has /v1/chat/completions, /v1/completions, /v1/messages, /v1/responses, /v1/models, /tokenize, /detokenize, "
+                      "There is no such route; this server has /v1/chat/completions, /v1/completions, /v1/messages, /v1/responses, /v1/embeddings, /v1/models, /tokenize, /detokenize, "
                       "/apply-template, /props, /health and /metrics.");
     if (routes[i].get != NULL && (p->method == METHOD_GET || p->method == METHOD_HEAD)) return true;
     if (routes[i].post != NULL && p->method == METHOD_POST) return check_post(x, &routes[i], p);

@@ -24,6 +24,7 @@ struct server_opts {
     void *engine;
     void (*engine_enter)(void *ctx);   /* called once on the engine's thread, before its first step; NULL = nothing */
     void *engine_enter_ctx;
+    enum engine_pooling pooling;       /* of embeddings                                                   */
     const char *arch, *file_name;      /* for model_info in /metrics                                      */
 };
 

@@ -15,6 +15,7 @@ CASES = [
     ("post", "/v1/messages", {"messages": HI, "max_tokens": 5, "system": [{"type": "text", "text": "s"}], "thinking": {"type": "disabled"}}),
     ("post", "/v1/messages/count_tokens", {"messages": HI}),
     ("post", "/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_text", "text": "x"}]}], "max_output_tokens": 5, "store": False}),
+    ("post", "/v1/embeddings", {"input": ["a", "b"]}), ("post", "/v1/embeddings", {"input": [65, 66], "encoding_format": "base64", "dimensions": 20}),
     ("post", "/tokenize", {"content": "x"}), ("post", "/detokenize", {"tokens": [65]}), ("post", "/apply-template", {"messages": HI}),
 ]
 

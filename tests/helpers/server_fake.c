@@ -23,7 +23,7 @@
 
 extern char **environ;
 
-enum { PAGE_TOKENS = 16, MAX_PROMPT = 1 << 16 };
+enum { PAGE_TOKENS = 16, MAX_PROMPT = 1 << 16, FAKE_N_EMBD = 20 };
 
 /* Written like ChatML, with the one mark the vocabulary has; thinking, tools and calls show so that tests can see them. */
 static const char chat_template[] =
@@ -72,7 +72,7 @@ static int own_options(int argc, char **argv, struct fake_opts *o) {
 
 int main(int argc, char **argv) {
     static const struct tokenizer tokenizer = {.bos = true};
-    struct fake_opts fo = {.info = {.n_ctx = 1024, .n_pages = 4096, .page_tokens = PAGE_TOKENS, .n_vocab = FAKE_N_VOCAB}, .eos = FAKE_EOS, .eos_every = 64, .script = script};
+    struct fake_opts fo = {.info = {.n_ctx = 1024, .n_pages = 4096, .page_tokens = PAGE_TOKENS, .n_vocab = FAKE_N_VOCAB, .n_embd = FAKE_N_EMBD}, .eos = FAKE_EOS, .eos_every = 64, .script = script};
     struct chat_model *chat = NULL;
     struct fake_engine engine;
     struct server *server = NULL;
@@ -93,7 +93,7 @@ int main(int argc, char **argv) {
     fo.info.n_seqs = cfg.prefix_cache ? 2 * cfg.max_running : cfg.max_running;
     fo.info.max_batch_tokens = cfg.batch_tokens > cfg.max_running ? cfg.batch_tokens : cfg.max_running;
     fake_open(&engine, &fo);
-    struct server_opts o = {.config = &cfg, .tokenizer = &tokenizer, .chat = chat, .model_name = "fake", .ops = &fake_ops, .engine = &engine, .arch = "fake", .file_name = "none"};
+    struct server_opts o = {.config = &cfg, .tokenizer = &tokenizer, .chat = chat, .model_name = "fake", .ops = &fake_ops, .engine = &engine, .pooling = strcmp(cfg.embedding_pooling, "last") == 0 ? ENGINE_POOLING_LAST : ENGINE_POOLING_MEAN, .arch = "fake", .file_name = "none"};
     if (server_open(&server, &o, &e) != 0) {
         fprintf(stderr, "server_fake: %s\n", e.text);
         config_clear(&cfg);

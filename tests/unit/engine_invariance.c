@@ -2,14 +2,14 @@
  *
  * Batch invariance of the whole engine: the logits of a position are the same bits whether its sequence ran alone
  * token by token on one thread, or in any mixed batch with any chunking, thread count, start from a forked prefix, with
- * weights repacked or in the file, or in the last layer's short cut for wanted rows. Random arrivals, several models and weight formats. */
+ * weights repacked or in the file, or in the last layer's short cut for wanted rows. So are the pooled hidden states. Random arrivals, several models and weight formats. */
 #include "tests/unit/test.h"
 
 #include "base/pool.h"
 #include "engine/internal.h"
 #include "tests/unit/tiny_gguf.h"
 
-enum { N_TEXTS = 4, TEXT_MAX = 80, N_SLOTS = 8, BATCH = 128 /* more than one chunk of logits */, N_VOCAB = 96 };
+enum { N_TEXTS = 4, TEXT_MAX = 80, N_SLOTS = 8, BATCH = 128 /* more than one chunk of logits */, N_VOCAB = 96, EMBD_MAX = 256 };
 
 static uint64_t rng_state = 1;
 static uint32_t rnd(uint32_t n) { return tiny_u32(&rng_state) % n; }
@@ -19,14 +19,16 @@ struct rig {
     struct pool *pool;
     struct engine *en;
     char path[64];
+    uint32_t n_sums;           /* checked behind a second chunk or later */
     uint32_t most_prompt_rows; /* of one step: the test must have reached a second chunk of logits */
 };
 
-/* The truth: texts and the logits of every position, from the plainest run. */
+/* The truth: texts, and the logits and the hidden state of every position, from the plainest run. */
 struct truth {
     uint32_t n[N_TEXTS];
     int32_t ids[N_TEXTS][TEXT_MAX];
     float logits[N_TEXTS][TEXT_MAX][N_VOCAB];
+    double hidden[N_TEXTS][TEXT_MAX][EMBD_MAX];
 };
 
 static int rig_engine(struct rig *r, int n_threads, enum kern_level level, enum engine_kv_type kv, bool repack) {
@@ -92,20 +94,35 @@ static int make_truth(struct rig *r, struct truth *t) {
                 return -1;
             }
         }
+        for (uint32_t j = 0; j < t->n[i]; j++) {
+            struct batch_item it = { .pos = j, .n_tokens = 1, .tokens = &t->ids[i][j], .next_token = -1, .pooled = t->hidden[i][j],
+                                     .pooling = ENGINE_POOLING_LAST };
+            if (ops->step(r->en, &(struct batch){ .items = &it, .n_items = 1, .n_tokens = 1 }, &(struct step_out){ 0 })) {
+                return -1;
+            }
+        }
         ops->kv_free(r->en, 0);
     }
     return 0;
 }
 
 /* One slot of the random run: which text it plays and how far it is. */
-struct play { int text; uint32_t pos, n_reserved; };
+struct play {
+    int text;
+    uint32_t pos;
+    bool sums;              /* a mean is taken of it, as far as every chunk of it took part */
+    uint32_t n_chunks;      /* in sum                                                       */
+    double sum[EMBD_MAX];
+};
 
 static int start_play(struct rig *r, const struct truth *t, struct play *plays, seq_id slot) {
     struct play *p = &plays[slot];
-    *p = (struct play){ .text = (int)rnd(N_TEXTS) };
+    *p = (struct play){ .text = (int)rnd(N_TEXTS), .sums = rnd(4) == 0 };
+    memset(p->sum, 0x7f, sizeof p->sum); /* position 0 must not read it */
     for (seq_id s = 0; p->text < 2 && s < N_SLOTS; s++) { /* texts 0 and 1 share 64 tokens: fork when one is far enough */
         if (s != slot && plays[s].text >= 0 && plays[s].text < 2 && plays[s].pos >= 64 && rnd(2)) {
             p->pos = 32 + 32 * rnd(2);
+            p->sums = false;
             if (engine_ops()->kv_fork(r->en, s, slot, p->pos)) {
                 return -1;
             }
@@ -132,7 +149,7 @@ static uint32_t make_batch(const struct truth *t, struct play *plays, struct bat
     return n_items;
 }
 
-static bool check_all(struct rig *r, const struct truth *t, const struct play *plays, const struct batch *b) {
+static bool check_all(struct rig *r, const struct truth *t, struct play *plays, const struct batch *b) {
     static float logits[BATCH][N_VOCAB];
     struct engine__pass p = { .en = r->en, .batch = b, .all_logits = true };
     if (engine__batch_check(r->en, b)) {
@@ -142,6 +159,7 @@ static bool check_all(struct rig *r, const struct truth *t, const struct play *p
     engine__head(&p, 0, p.n_wants, &logits[0][0]);
     engine__step_done(r->en, b);
     for (uint32_t i = 0, row = 0; i < b->n_items; i++) {
+        plays[b->items[i].seq].sums = false;
         for (uint32_t j = 0; j < b->items[i].n_tokens; j++, row++) {
             if (memcmp(logits[row], t->logits[plays[b->items[i].seq].text][b->items[i].pos + j], sizeof logits[row])) {
                 return false;
@@ -156,13 +174,34 @@ static bool sampled_equal(const struct kern_sampled *a, const struct kern_sample
            !memcmp(a->top, b->top, (size_t)a->n_top * sizeof a->top[0]);
 }
 
-/* Through the public step: some items want a sample, some prompt logprobs, some nothing. */
-static bool check_step(struct rig *r, const struct truth *t, const struct play *plays, struct batch_item *items, struct batch *b) {
+/* A sum of everything so far, or the hidden state of the chunk's last token. */
+static bool pooled_right(struct rig *r, const struct truth *t, struct play *p, const struct batch_item *it) {
+    const size_t n_embd = model_hparams(r->model)->n_embd;
+    const double(*hidden)[EMBD_MAX] = t->hidden[p->text];
+    double want[EMBD_MAX] = { 0 };
+    for (uint32_t j = it->pooling == ENGINE_POOLING_MEAN ? 0 : it->pos + it->n_tokens - 1; j < it->pos + it->n_tokens; j++) {
+        for (size_t k = 0; k < n_embd; k++) {
+            want[k] += hidden[j][k];
+        }
+    }
+    r->n_sums += it->pooling == ENGINE_POOLING_MEAN && p->n_chunks++ > 0;
+    return memcmp(want, it->pooled, n_embd * sizeof *want) == 0;
+}
+
+/* Through the public step: some items want a sample, some prompt logprobs, some the hidden state, some nothing. */
+static bool check_step(struct rig *r, const struct truth *t, struct play *plays, struct batch_item *items, struct batch *b) {
+    static double last[N_SLOTS][EMBD_MAX];
     static struct kern_sampled sampled[N_SLOTS], prompt[N_SLOTS][BATCH];
     static unsigned char work[1 << 16];
     const struct kern_sample greedy = { .top_p = 1, .repetition_penalty = 1, .n_top_logprobs = 3 };
     uint32_t rows = 0;
     for (uint32_t i = 0; i < b->n_items; i++) {
+        struct play *p = &plays[items[i].seq];
+        if (p->sums || rnd(8) == 0) {
+            items[i].pooled = p->sums ? p->sum : last[i];
+            items[i].pooling = p->sums ? ENGINE_POOLING_MEAN : ENGINE_POOLING_LAST;
+            continue;
+        }
         items[i].sample = rnd(2);
         items[i].params = &greedy;
         items[i].prompt_logprobs = rnd(4) ? prompt[i] : NULL;
@@ -175,9 +214,12 @@ static bool check_step(struct rig *r, const struct truth *t, const struct play *
         return false;
     }
     for (uint32_t i = 0; i < b->n_items; i++) {
-        const struct play *p = &plays[items[i].seq];
+        struct play *p = &plays[items[i].seq];
         float row[N_VOCAB];
         struct kern_sampled want;
+        if (items[i].pooled && !pooled_right(r, t, p, &items[i])) {
+            return false;
+        }
         for (uint32_t j = 0; items[i].prompt_logprobs && j < items[i].n_tokens; j++) {
             int32_t next = j + 1 < items[i].n_tokens ? items[i].tokens[j + 1] : items[i].next_token;
             if (next >= 0) {
@@ -262,12 +304,12 @@ static void run_model(const char *test_name_, const struct tiny_model *m, enum e
         const struct { int threads; bool repack; } others[] = { { 1, true }, { 4, false }, { 4, true } };
         for (int i = 0; i < 3; i++) {
             CHECK(rig_engine(&r, others[i].threads, level, kv, others[i].repack) == 0);
-            CHECKF(random_run(&r, &t, level == KERN_SCALAR ? 8 : 30), /* scalar is 50 times slower */
+            CHECKF(random_run(&r, &t, level == KERN_SCALAR ? 8 : 50), /* scalar is 50 times slower */
                    "level %s, %d threads, repack %d", kern_cpu_ops(level)->name, others[i].threads, others[i].repack);
             rig_close_engine(&r);
         }
     }
-    CHECK(r.most_prompt_rows > ENGINE__LOGITS_ROWS);
+    CHECK(r.most_prompt_rows > ENGINE__LOGITS_ROWS && r.n_sums > 0);
     model_close(r.model);
 }
 

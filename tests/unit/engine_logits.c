@@ -2,7 +2,7 @@
  *
  * Logits of the fixtures in tests/data/logits against `transformers` (format and origin: README.md there): max
  * absolute difference at most 1e-4 of the sequence's logit range, with f32 KV, at every kernel level of this CPU, for
- * several chunkings. The model that holds all 14 block formats meets that bound with float activations; with
+ * several chunkings; so do pooled hidden states (their own range). The model that holds all 14 block formats meets that bound with float activations; with
  * activations in 8 bits it is held to 2e-2 (llama.cpp: 1.9e-2). Run from the project root. */
 #include "tests/unit/test.h"
 
@@ -14,7 +14,7 @@
 #include "kernels/kernels.h"
 #include "model/model.h"
 
-enum { MAX_TOKENS = 128, MAX_VOCAB = 512 };
+enum { MAX_TOKENS = 128, MAX_VOCAB = 512, MAX_SEQS = 4 };
 
 struct fixture { int32_t n_tokens, n_vocab; int32_t ids[MAX_TOKENS]; float logits[MAX_TOKENS][MAX_VOCAB]; };
 
@@ -62,6 +62,45 @@ static double relative_difference(struct engine *en, const struct fixture *x, ui
     return worst / (high - low);
 }
 
+/* The mean and the last of the hidden states, in chunks, against those of the sequence that f is at. */
+static double pooled_difference(struct engine *en, const struct fixture *x, uint32_t chunk, const float *want, uint32_t n_embd) {
+    double pooled[MAX_VOCAB], worst = 0, low = INFINITY, high = -INFINITY;
+    const uint32_t n = (uint32_t)x->n_tokens;
+    for (int pooling = ENGINE_POOLING_MEAN; pooling <= ENGINE_POOLING_LAST; pooling++, want += n_embd) {
+        if (engine_ops()->kv_reserve(en, 0, n)) {
+            return INFINITY;
+        }
+        for (uint32_t pos = 0; pos < n; pos += chunk) {
+            struct batch_item it = { .pos = pos, .n_tokens = n - pos < chunk ? n - pos : chunk, .tokens = x->ids + pos, .next_token = -1, .pooled = pooled,
+                                     .pooling = (enum engine_pooling)pooling };
+            if (engine_ops()->step(en, &(struct batch){ .items = &it, .n_items = 1, .n_tokens = it.n_tokens }, &(struct step_out){ 0 })) {
+                return INFINITY;
+            }
+        }
+        engine_ops()->kv_free(en, 0);
+        for (uint32_t i = 0; i < n_embd; i++) {
+            double diff = fabs(pooled[i] / (pooling == ENGINE_POOLING_MEAN ? n : 1) - (double)want[i]);
+            worst = diff > worst || isnan(diff) ? diff : worst;
+            low = want[i] < low ? (double)want[i] : low;
+            high = want[i] > high ? (double)want[i] : high;
+        }
+    }
+    return worst / (high - low);
+}
+
+static int read_hidden(const char *name, int32_t n_seqs, int32_t n_embd, float *out) {
+    char path[128];
+    int32_t head[2];
+    snprintf(path, sizeof path, "tests/data/logits/%s.hidden.bin", name);
+    FILE *f = fopen(path, "rb");
+    size_t n = 2u * (size_t)n_seqs * (size_t)n_embd;
+    bool ok = f && read_i32(f, head, 2) && head[0] == n_seqs && head[1] == n_embd && fread(out, sizeof *out, n, f) == n;
+    if (f) {
+        fclose(f);
+    }
+    return ok ? 0 : -1;
+}
+
 /* A pool and an engine of one level over an open model. */
 static int open_engine(const struct model *m, enum kern_level level, bool exact, struct pool **pool, struct engine **en, struct err *e) {
     struct engine_opts o = {
@@ -76,6 +115,7 @@ static int open_engine(const struct model *m, enum kern_level level, bool exact,
 static void check_model(const char *test_name_, const char *name, bool exact, double bound) {
     static struct fixture x;
     char path[128];
+    static float hidden[2 * MAX_SEQS * MAX_VOCAB];
     struct err e = { 0 };
     struct model *m;
     int32_t n_seqs;
@@ -92,12 +132,16 @@ static void check_model(const char *test_name_, const char *name, bool exact, do
         FILE *f = fopen(path, "rb");
         CHECK(f && read_i32(f, &n_seqs, 1) && n_seqs > 0 && read_i32(f, &x.n_vocab, 1));
         CHECK(x.n_vocab == (int32_t)model_hparams(m)->n_vocab && x.n_vocab <= MAX_VOCAB);
+        const uint32_t n_embd = model_hparams(m)->n_embd;
+        CHECK(n_embd <= MAX_VOCAB && n_seqs <= MAX_SEQS && read_hidden(name, n_seqs, (int32_t)n_embd, hidden) == 0);
         for (int32_t s = 0; s < n_seqs; s++) {
             CHECK(read_sequence(f, &x));
             const uint32_t chunks[] = { MAX_TOKENS, 1, 7 };
             for (int c = 0; c < 3; c++) {
                 double d = relative_difference(en, &x, chunks[c]);
                 CHECKF(d <= bound, "%s, sequence %d, chunk %u: %.3g of the range", kern_cpu_ops((enum kern_level)level)->name, s, chunks[c], d);
+                d = pooled_difference(en, &x, chunks[c], hidden + 2u * (size_t)s * n_embd, n_embd);
+                CHECKF(d <= bound, "%s, sequence %d, chunk %u: pooled %.3g of the range", kern_cpu_ops((enum kern_level)level)->name, s, chunks[c], d);
             }
         }
         fclose(f);

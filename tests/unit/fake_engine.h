@@ -159,9 +159,29 @@ static inline int fake_check_item(struct fake_engine *f, const struct batch_item
     if (it->sample && (!it->params || !it->history || it->n_history != it->pos + it->n_tokens ||
                        it->n_prompt > it->n_history || it->counter != it->n_history - it->n_prompt))
         return fake_violation(f, "seq %u: sampling fields do not agree", it->seq);
+    if (it->pooled && (it->sample || it->prompt_logprobs))
+        return fake_violation(f, "seq %u: pooled beside other results", it->seq);
     if (it->prompt_logprobs && it->next_token < -1)
         return fake_violation(f, "seq %u: next_token %d", it->seq, it->next_token);
     return ST_OK;
+}
+
+/* Hidden state k after tokens [n]: pure, in -1..1, and the sums of it are exact. */
+static inline double fake_hidden(const int32_t *tokens, uint32_t n, uint32_t k) {
+    uint64_t h = fake_mix(3, k);
+
+    for (uint32_t i = 0; i < n; i++)
+        h = fake_mix(h, (uint32_t)tokens[i]);
+    return (double)(h % 2049) / 1024 - 1;
+}
+
+static inline void fake_pool(struct fake_engine *f, const struct batch_item *it) {
+    for (uint32_t i = 0; i < it->n_tokens; i++)
+        for (uint32_t k = 0; k < f->o.info.n_embd; k++) {
+            bool first = it->pooling == ENGINE_POOLING_LAST || it->pos + i == 0;
+
+            it->pooled[k] = (first ? 0 : it->pooled[k]) + fake_hidden(f->scratch, it->pos + i + 1, k);
+        }
 }
 
 static inline int fake_run_item(struct fake_engine *f, const struct batch_item *it, struct kern_sampled *out) {
@@ -194,6 +214,8 @@ static inline int fake_run_item(struct fake_engine *f, const struct batch_item *
             it->prompt_logprobs[i] = (struct kern_sampled){
                 .id = next, .logprob = fake_prompt_logprob(f->scratch, it->pos + i + 1, next)};
     }
+    if (it->pooled)
+        fake_pool(f, it);
     return ST_OK;
 }
 

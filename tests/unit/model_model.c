@@ -208,6 +208,7 @@ static void v_partial_rope(struct gguf_build *b) { build_u32(b, "llama.rope.dime
 static void v_scale_and_window(struct gguf_build *b) {
     build_f32(b, "llama.attention.scale", 0.5f);
     build_u32(b, "llama.attention.sliding_window", 100);
+    build_u32(b, "llama.pooling_type", MODEL_POOLING_LAST);
 }
 static void v_factors(struct gguf_build *b) {
     build_tensor(b, "rope_freqs.weight", DTYPE_F32, 8, 0, 0, 0x3f);
@@ -249,9 +250,10 @@ TEST(understands_metadata_variants) {
     h = variant_hparams(test_name_, "llama+moe", NULL, v_router_keys);
     CHECK(!h.router_norm && h.router_scale == 2.5f && h.router_gating == ROUTER_SIGMOID);
     h = variant_hparams(test_name_, "llama", NULL, v_partial_rope);
-    CHECK(h.rope_dim == 8 && h.head_dim_k == 16);
+    CHECK(h.rope_dim == 8 && h.head_dim_k == 16 && h.pooling == MODEL_POOLING_NONE);
     h = variant_hparams(test_name_, "llama", NULL, v_scale_and_window);
     CHECK(h.attn_scale == 0.5f && h.n_ctx_train == 100 && h.rope_ctx_orig == 512); /* no further than the window, where it equals full attention */
+    CHECK(h.pooling == MODEL_POOLING_LAST);
     h = variant_hparams(test_name_, "qwen3moe+moe", "qwen3moe.feed_forward_length", NULL);
     CHECK(h.ff_dim == 0 && h.expert_ff_dim == 32);
 }

@@ -50,7 +50,7 @@ static const cJSON *properties(const cJSON *root, const char *schema) {
 }
 
 TEST(fields_of_the_table) {
-    static const struct { const char *schema; unsigned endpoint; } rows[] = {{"CompletionRequest", PARSE_COMPLETION}, {"ChatRequest", PARSE_CHAT}};
+    static const struct { const char *schema; unsigned endpoint; } rows[] = {{"CompletionRequest", PARSE_COMPLETION}, {"ChatRequest", PARSE_CHAT}, {"EmbeddingRequest", PARSE_EMBEDDING}};
     cJSON *root = document();
     unsigned endpoints;
 
