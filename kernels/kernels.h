@@ -6,7 +6,14 @@
  *
  * Batch invariance: every output row depends on its own input row and on the weights alone, with a fixed order
  * of floating-point operations. The same row alone, in a batch, at any slice or thread count: the same bits.
- * Levels may differ from each other in the last bits; one process uses one level. */
+ *
+ * Level invariance: that order is the same at every level, so a request gives the same bits on every CPU (but for the
+ * payload of a NaN). The scalar level in ref/ is its definition; what all families have in common:
+ *   products   element i of a row goes to lane i % 16 by fused multiply-add, in order; then one fixed tree adds the lanes
+ *   exp        one polynomial with one sequence of operations, ref/exp.h
+ *   the rest   IEEE operations one by one, never contracted (-ffp-contract=off); conversions round to nearest even
+ * 16 lanes are one register of AVX-512, two of AVX2, four of NEON. A level without fused multiply-add in hardware calls
+ * fmaf, which is slow and right. */
 #ifndef MOED_KERNELS_KERNELS_H
 #define MOED_KERNELS_KERNELS_H
 

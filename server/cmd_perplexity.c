@@ -195,7 +195,7 @@ static void print_json(const struct ppl *p, FILE *f) {
     fprintf(f, " \"tokens\": %zu, \"counted\": %" PRIu64 ", \"mean_nll\": %.9f, \"perplexity\": %.6f, \"tokens_per_s\": %.2f,\n \"window_nll\": [",
             p->n_ids, p->n_counted, p->mean_nll, exp(p->mean_nll), (double)p->n_ids / p->seconds);
     for (size_t i = 0; i < p->n_windows; i++) {
-        fprintf(f, "%s%.6f", i ? ", " : "", p->nll[i]);
+        fprintf(f, "%s%.17g", i ? ", " : "", p->nll[i]); /* whole, so that runs can be compared bit for bit */
     }
     fprintf(f, "]}\n");
 }

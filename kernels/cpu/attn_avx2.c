@@ -2,14 +2,10 @@
  *
  * Attention, AVX2: the plan of attn_avx512.c with half the lanes and half the registers. A tile is R query rows
  * (4, 2 or 1) that see the same keys of a block.
- *   scores  8 / R keys at a time: 8 accumulators over head_dim, then one transposing tree gives 8 sums
+ *   scores  8 / R keys at a time: 8 accumulators over head_dim, once for lanes 0 to 7 and once for 8 to 15, since both
+ *           would not fit the registers; each time a transposing tree gives the quarters' sums, then these are added
  *   softmax the block's 32 scores in four registers
- *   values  R rows x C vectors of out stay in registers while the keys pass in order
- * The tree adds lanes as (0+2)+(1+3) of each half, then the halves: the same for each of the 8, so a score's bits
- * do not depend on R or on its place in the tile. The same goes for C in the value step.
- *
- * Error of an output element: about (head_dim / 8 + 5) * 2^-24 relative in each score's sum of |q k|, exp 1 ulp,
- * and (n_keys / 32 + 4) * 2^-24 * max|v|. */
+ *   values  R rows x C vectors of out stay in registers while the keys pass in order */
 #include "kernels/cpu/attn_avx2.h"
 
 #include <string.h>
@@ -49,17 +45,11 @@ KERN__TILE void store_f32(float *x, uint32_t n, __m256 v) {
 }
 
 /* Lanes 4 x + y of half x: (a0+a2)+(a1+a3) of input y. */
-KERN__TILE __m256 sum_halves(__m256 a, __m256 b, __m256 c, __m256 d) {
+KERN__TILE __m256 sum_quarters(__m256 a, __m256 b, __m256 c, __m256 d) {
     __m256 ab = _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
     __m256 cd = _mm256_add_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
     __m256d x = _mm256_castps_pd(ab), y = _mm256_castps_pd(cd);
     return _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(x, y)), _mm256_castpd_ps(_mm256_unpackhi_pd(x, y)));
-}
-
-/* Lane i of the result: the sum of all lanes of a[i]. */
-KERN__TILE __m256 sum8x8(const __m256 *a) {
-    __m256 p = sum_halves(a[0], a[1], a[2], a[3]), q = sum_halves(a[4], a[5], a[6], a[7]);
-    return _mm256_add_ps(_mm256_permute2f128_ps(p, q, 0x20), _mm256_permute2f128_ps(p, q, 0x31));
 }
 
 /* acc [R][8/R] += q . k over elements i .. i + n */
@@ -79,21 +69,27 @@ KERN__TILE void score_keys(enum kern_kv_type type, const int R, const struct til
     const int J = 8 / R;
     size_t row_bytes = dim * kern__kv_elem_bytes(type);
     const char *key[8];
-    __m256 acc[8];
-    uint32_t i = 0;
+    __m256 half[2][2];
     KERN__UNROLL
     for (int x = 0; x < J; x++) key[x] = t->k + (j + (uint32_t)x < t->n ? j + (uint32_t)x : t->n - 1) * row_bytes;
-    KERN__UNROLL
-    for (int x = 0; x < 8; x++) acc[x] = _mm256_setzero_ps();
     const size_t step_bytes = 8 * (size_t)J * kern__kv_elem_bytes(type);
-    for (; i + 8 <= dim; i += 8) {
-        kern__attn_prefetch(t->next_k, j * row_bytes + i / 8 * step_bytes, step_bytes);
-        dot_step(type, R, t, key, i, 8, acc);
+    KERN__UNROLL
+    for (uint32_t h = 0; h < 2; h++) {
+        __m256 acc[8];
+        uint32_t i = 8 * h;
+        KERN__UNROLL
+        for (int x = 0; x < 8; x++) acc[x] = _mm256_setzero_ps();
+        for (; i + 8 <= dim; i += 16) {
+            kern__attn_prefetch(t->next_k, j * row_bytes + i / 8 * step_bytes, step_bytes);
+            dot_step(type, R, t, key, i, 8, acc);
+        }
+        if (i < dim) dot_step(type, R, t, key, i, dim - i, acc);
+        half[h][0] = sum_quarters(acc[0], acc[1], acc[2], acc[3]);
+        half[h][1] = sum_quarters(acc[4], acc[5], acc[6], acc[7]);
     }
-    if (i < dim) dot_step(type, R, t, key, i, dim - i, acc);
-
+    __m256 a = _mm256_add_ps(half[0][0], half[1][0]), b = _mm256_add_ps(half[0][1], half[1][1]);
     float sums[8] __attribute__((aligned(32)));
-    _mm256_store_ps(sums, sum8x8(acc));
+    _mm256_store_ps(sums, _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31)));
     KERN__UNROLL
     for (int r = 0; r < R; r++) memcpy(t->p[r] + j, sums + r * J, (size_t)J * sizeof *sums);
 }

@@ -5,11 +5,7 @@
  *   scores  16 / R keys at a time: 16 accumulators over head_dim, then one transposing tree gives 16 sums
  *   softmax the tile's 32 R scores in 2 R registers
  *   values  R rows x C vectors of out stay in registers while the keys pass in order
- * The tree adds lanes as (((0+2)+(1+3)) of each quarter), then quarters 0+2, 1+3: the same for each of the 16, so
- * a score's bits do not depend on R or on its place in the tile. The same goes for C in the value step.
- *
- * Error of an output element: about (head_dim / 16 + 6) * 2^-24 relative in each score's sum of |q k|, exp 1 ulp,
- * and (n_keys / 32 + 4) * 2^-24 * max|v|. */
+ * The arithmetic of a row is that of ref/attn.c: it does not depend on R, on C or on the row's place in a tile. */
 #include "kernels/cpu/attn_avx512.h"
 
 struct tile {

@@ -2,13 +2,10 @@
  *
  * Attention for aarch64. A block of keys and values is converted to float once per group of rows (exact), then tiles
  * of R query rows (4 or 1) that see the same keys pass over it:
- *   scores  one key at a time: two accumulators of 4 lanes per row over head_dim
- *   softmax the block's scores in order of keys, 4 lanes
+ *   scores  one key at a time: four accumulators of 4 lanes per row over head_dim
+ *   softmax the block's 32 scores in eight registers
  *   values  R rows x 16 elements of out stay in registers while the keys pass in order
- * A row does the same operations in any tile, so its bits do not depend on its company.
- *
- * Error of an output element: about (head_dim / 8 + 4) * 2^-24 relative in each score's sum of |q k|, exp 1 ulp,
- * and (n_keys / 32 + 8) * 2^-24 * max|v|. */
+ * A row does the operations of ref/attn.c in any tile. */
 #include "kernels/attn_walk.h"
 #include "kernels/cpu/vec_neon.h"
 
@@ -24,56 +21,51 @@ struct tile {
     uint32_t n;    /* keys */
 };
 
-/* Elements 0 .. n (n <= 8) of x, 0 beyond. */
-KERN__TILE float32x4x2_t load8(const float *x, uint32_t n) {
-    float part[8] = { 0 };
-    if (n < 8) x = memcpy(part, x, n * sizeof *x);
-    return (float32x4x2_t){ { vld1q_f32(x), vld1q_f32(x + 4) } };
-}
-
-/* acc [R] += q . key over elements i .. i + n */
-KERN__TILE void dot_step(const int R, const struct tile *t, const float *key, uint32_t i, uint32_t n, float32x4x2_t *acc) {
-    float32x4x2_t k = load8(key + i, n);
-    const float *query = kern__attn_q_f32(t->b, t->row, i) + i % 16; /* zero beyond the end */
+/* acc [R][4] += q . key over elements i .. i + n; n < 16 only at the end, where q is zero beyond */
+KERN__TILE void dot_step(const int R, const struct tile *t, const float *key, uint32_t i, uint32_t n, float32x4_t *acc) {
+    float part[16] = { 0 };
+    const float *query = kern__attn_q_f32(t->b, t->row, i);
+    key += i;
+    if (n < 16) key = memcpy(part, key, n * sizeof *key);
     KERN__UNROLL
-    for (int r = 0; r < R; r++) {
-        float32x4x2_t q = load8(query + 16 * r, 8);
-        acc[r].val[0] = vfmaq_f32(acc[r].val[0], q.val[0], k.val[0]);
-        acc[r].val[1] = vfmaq_f32(acc[r].val[1], q.val[1], k.val[1]);
+    for (int x = 0; x < 4; x++) {
+        float32x4_t k = vld1q_f32(key + 4 * x);
+        KERN__UNROLL
+        for (int r = 0; r < R; r++) acc[4 * r + x] = vfmaq_f32(acc[4 * r + x], vld1q_f32(query + 16 * r + 4 * x), k);
     }
 }
 
 /* Dots of R rows with one key. */
 KERN__TILE void score_key(const int R, const struct tile *t, uint32_t dim, uint32_t j) {
     const float *key = t->k + (size_t)j * dim;
-    float32x4x2_t acc[4];
+    float32x4_t acc[16];
     uint32_t i = 0;
     KERN__UNROLL
-    for (int r = 0; r < R; r++) acc[r].val[0] = acc[r].val[1] = vdupq_n_f32(0);
-    for (; i + 8 <= dim; i += 8) dot_step(R, t, key, i, 8, acc);
+    for (int x = 0; x < 4 * R; x++) acc[x] = vdupq_n_f32(0);
+    for (; i + 16 <= dim; i += 16) dot_step(R, t, key, i, 16, acc);
     if (i < dim) dot_step(R, t, key, i, dim - i, acc);
     KERN__UNROLL
-    for (int r = 0; r < R; r++) t->p[r][j] = vaddvq_f32(vaddq_f32(acc[r].val[0], acc[r].val[1]));
+    for (int r = 0; r < R; r++) t->p[r][j] = kern__sum4(kern__sum4x4(acc[4 * r], acc[4 * r + 1], acc[4 * r + 2], acc[4 * r + 3]));
 }
 
 /* Turns the scores p into exp(score * scale - max); returns what the row's past must be multiplied by. */
 static float softmax_step(float *p, uint32_t n, float scale, float *max, float *sum) {
-    float32x4_t top = vdupq_n_f32(-INFINITY), total = vdupq_n_f32(0);
-    for (uint32_t j = n; j % 4; j++) p[j] = -INFINITY; /* exp gives 0; a block's room is a multiple of 4 */
-    for (uint32_t j = 0; j < n; j += 4) {
-        float32x4_t s = vmulq_n_f32(vld1q_f32(p + j), scale);
-        vst1q_f32(p + j, s);
-        top = vmaxq_f32(top, s);
+    float32x4_t s[8], top = vdupq_n_f32(-INFINITY);
+    for (uint32_t j = n; j < KERN__ATTN_BLOCK; j++) p[j] = -INFINITY; /* exp gives 0 */
+    for (int x = 0; x < 8; x++) {
+        s[x] = vmulq_n_f32(vld1q_f32(p + 4 * x), scale);
+        top = vmaxq_f32(top, s[x]);
     }
     float old = *max, now = vmaxvq_f32(top);
     if (!(now > old)) now = old;
-    for (uint32_t j = 0; j < n; j += 4) {
-        float32x4_t e = kern__exp4(vsubq_f32(vld1q_f32(p + j), vdupq_n_f32(now)));
-        vst1q_f32(p + j, e);
-        total = vaddq_f32(total, e);
+    for (int x = 0; x < 8; x++) {
+        s[x] = kern__exp4(vsubq_f32(s[x], vdupq_n_f32(now)));
+        vst1q_f32(p + 4 * x, s[x]);
     }
+    for (int half = 4; half; half /= 2)
+        for (int x = 0; x < half; x++) s[x] = vaddq_f32(s[x], s[x + half]);
     float keep = now == old ? 1 : vgetq_lane_f32(kern__exp4(vdupq_n_f32(old - now)), 0);
-    *sum = *sum * keep + vaddvq_f32(total);
+    *sum = *sum * keep + kern__sum4(s[0]);
     *max = now;
     return keep;
 }

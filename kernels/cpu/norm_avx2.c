@@ -1,23 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Row-wise element kernels, AVX2. Lanes are independent, so the tail runs through the same code on a padded copy
- * and an element's bits do not depend on where in the row it lies; only rms_norm's sum depends on n, in a fixed
- * order: eight double lanes, then their tree.
- *
- * Errors (eps = 2^-24): rms_norm 4 eps; swiglu 5 eps (exp 2, sum, division, product); axpy one fused rounding. */
+ * Row-wise element kernels, AVX2. Lanes are independent and tails are masked, so an element's bits do not depend
+ * on where in the row it lies. The arithmetic is that of ref/norm.c. */
 #include "kernels/cpu/vec_avx2.h"
 
-void kern__rms_norm_avx2(const float *x, const float *w, float eps, size_t n, float *y) {
-    __m256d s0 = _mm256_setzero_pd(), s1 = _mm256_setzero_pd();
-    size_t i = 0;
-    for (; i + 8 <= n; i += 8) {
-        __m256d a = _mm256_cvtps_pd(_mm_loadu_ps(x + i)), b = _mm256_cvtps_pd(_mm_loadu_ps(x + i + 4));
-        s0 = _mm256_fmadd_pd(a, a, s0);
-        s1 = _mm256_fmadd_pd(b, b, s1);
-    }
-    double sum = kern__sum4d(_mm256_add_pd(s0, s1));
-    for (; i < n; i++) sum += (double)x[i] * (double)x[i];
+#include <string.h>
 
+/* s: 16 lanes += squares of x [16] */
+KERN_INLINE void add_squares(const float *x, __m256d *s) {
+    KERN__UNROLL
+    for (int j = 0; j < 4; j++) {
+        __m256d a = _mm256_cvtps_pd(_mm_loadu_ps(x + 4 * j));
+        s[j] = _mm256_fmadd_pd(a, a, s[j]);
+    }
+}
+
+void kern__rms_norm_avx2(const float *x, const float *w, float eps, size_t n, float *y) {
+    __m256d s[4] = { _mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd() };
+    size_t i = 0;
+    for (; i + 16 <= n; i += 16) add_squares(x + i, s);
+    if (i < n) {
+        float tail[16] = { 0 };
+        add_squares(memcpy(tail, x + i, (n - i) * sizeof *x), s);
+    }
+    double sum = kern__sum4d(_mm256_add_pd(_mm256_add_pd(s[0], s[2]), _mm256_add_pd(s[1], s[3])));
     float scale = (float)(1.0 / sqrt(sum / (double)n + (double)eps));
     __m256 vs = _mm256_set1_ps(scale);
     for (i = 0; i + 8 <= n; i += 8)

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Row-wise element kernels, AVX-512. Lanes are independent and tails are masked, so an element's bits do not
- * depend on where in the row it lies; only rms_norm's sum depends on n, in a fixed order: sixteen double lanes,
- * then their tree.
- *
- * Errors (eps = 2^-24): rms_norm 4 eps; swiglu 5 eps (exp 2, sum, division, product); axpy one fused rounding. */
+ * depend on where in the row it lies. The arithmetic is that of ref/norm.c. */
 #include "kernels/cpu/vec_avx512.h"
 
 void kern__rms_norm_avx512(const float *x, const float *w, float eps, size_t n, float *y) {
@@ -15,7 +12,7 @@ void kern__rms_norm_avx512(const float *x, const float *w, float eps, size_t n, 
         s0 = _mm512_fmadd_pd(a, a, s0);
         s1 = _mm512_fmadd_pd(b, b, s1);
     }
-    double sum = _mm512_reduce_add_pd(_mm512_add_pd(s0, s1));
+    double sum = kern__sum8d(_mm512_add_pd(s0, s1));
     __m512 scale = _mm512_set1_ps((float)(1.0 / sqrt(sum / (double)n + (double)eps)));
     for (size_t i = 0; i < n; i += 16) {
         __mmask16 m = kern__mask16(n - i);

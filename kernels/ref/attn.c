@@ -1,14 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Attention: the walk over rows, segments and key blocks that all levels share (see attn_walk.h), and the scalar
- * level.
+ * level, whose arithmetic is that of every level. For one query row and one block of up to 32 keys:
+ *   score    product i is added to lane i % 16 by fma in order; in each quarter of the lanes (l0 + l2) + (l1 + l3), of the
+ *            quarters (Q0 + Q2) + (Q1 + Q3); then times the attention scale
+ *   softmax  now = max(old, the block's scores), p = kern__exp(score - now), 0 beyond the last key; of the 32 p halves are
+ *            added: j + 16, j + 8, j + 4, j + 2, j + 1; keep = kern__exp(old - now), sum = sum * keep + the block's
+ *   values   out = out * keep, then fma(p, v, out) key by key
+ * KERN_KV_Q8: see attn_walk.h; products with the cache are integer, out = fma(product, unit, out * keep).
  *
- * Scalar level: dot products in double, rounded once; everything else float. Error of an output element against
- * exact arithmetic: about (n_blocks + 4) * 2^-24 * max|v| for scores of ordinary size. */
+ * Error of an output element: about (head_dim / 16 + 6) * 2^-24 relative in each score's sum of |q k|, exp 1 ulp,
+ * and (n_keys / 32 + 4) * 2^-24 * max|v|. */
 #include "kernels/attn_walk.h"
+#include "kernels/ref/exp.h"
 
 #include <float.h>
-#include <math.h>
 #include <string.h>
 
 /* ---- sizes ---- */
@@ -106,7 +112,7 @@ static void fold_segment(struct kern__attn_block *b, uint32_t pos, uint32_t end,
 /* The state (max, sum, out) of a row takes in that of its next segment. */
 static void merge_row(float *max, float *sum, float *out, float seg_max, float seg_sum, const float *seg_out, uint32_t dim) {
     float top = seg_max > *max ? seg_max : *max;
-    float keep = expf(*max - top), take = expf(seg_max - top);
+    float keep = kern__exp(*max - top), take = kern__exp(seg_max - top);
     *max = top;
     *sum = *sum * keep + seg_sum * take;
     for (uint32_t i = 0; i < dim; i++) out[i] = out[i] * keep + seg_out[i] * take;
@@ -253,32 +259,40 @@ static void kv_to_f32(enum kern_kv_type type, const void *src, size_t n, float *
     }
 }
 
+static float score(const struct kern__attn_block *b, uint32_t row, const float *key) {
+    const uint32_t dim = b->d->head_dim_k;
+    float lane[16] = { 0 }, quarter[4];
+    for (uint32_t i = 0; i < dim; i += 16) {
+        const float *q = kern__attn_q_f32(b, row, i);
+        for (uint32_t l = 0; l < 16 && i + l < dim; l++) lane[l] = fmaf(q[l], key[i + l], lane[l]);
+    }
+    for (int x = 0; x < 4; x++) quarter[x] = (lane[4 * x] + lane[4 * x + 2]) + (lane[4 * x + 1] + lane[4 * x + 3]);
+    return (quarter[0] + quarter[2]) + (quarter[1] + quarter[3]);
+}
+
 /* Scores p of `row` become exp(p - max); returns what the row's past must be multiplied by. */
 static float softmax(const struct kern__attn_block *b, uint32_t row, float *p, uint32_t n) {
-    float max = b->max[row], sum = 0;
+    float max = b->max[row], sum[KERN__ATTN_BLOCK] = { 0 };
     for (uint32_t j = 0; j < n; j++) max = p[j] > max ? p[j] : max;
-    float keep = expf(b->max[row] - max); /* 0 in the first block: max was -inf */
-    for (uint32_t j = 0; j < n; j++) sum += p[j] = expf(p[j] - max);
-    b->sum[row] = b->sum[row] * keep + sum;
+    float keep = kern__exp(b->max[row] - max); /* 0 in the first block: max was -inf */
+    for (uint32_t j = 0; j < n; j++) sum[j] = p[j] = kern__exp(p[j] - max);
+    for (uint32_t half = KERN__ATTN_BLOCK / 2; half; half /= 2)
+        for (uint32_t j = 0; j < half; j++) sum[j] += sum[j + half];
+    b->sum[row] = b->sum[row] * keep + sum[0];
     b->max[row] = max;
     return keep;
 }
 
 static void fold_row(const struct kern__attn_block *b, uint32_t row) {
     uint32_t dk = b->d->head_dim_k, dv = b->d->head_dim_v, n = kern__attn_visible(b, row);
-    const float *q = query(b, row);
     float *out = kern__attn_out(b, row), *p = b->score;
     if (n == 0) return;
 
-    for (uint32_t j = 0; j < n; j++) {
-        double dot = 0;
-        for (uint32_t i = 0; i < dk; i++) dot += (double)q[i] * (double)b->k_f32[(size_t)j * dk + i];
-        p[j] = (float)dot * b->d->scale;
-    }
+    for (uint32_t j = 0; j < n; j++) p[j] = score(b, row, b->k_f32 + (size_t)j * dk) * b->d->scale;
     float keep = softmax(b, row, p, n);
     for (uint32_t i = 0; i < dv; i++) {
         float acc = out[i] * keep;
-        for (uint32_t j = 0; j < n; j++) acc += p[j] * b->v_f32[(size_t)j * dv + i];
+        for (uint32_t j = 0; j < n; j++) acc = fmaf(p[j], b->v_f32[(size_t)j * dv + i], acc);
         out[i] = acc;
     }
 }
@@ -319,7 +333,7 @@ static void fold_row_q8(const struct kern__attn_block *b, uint32_t row) {
     for (uint32_t i = 0; i < dv; i++) {
         int32_t acc = 0;
         for (uint32_t j = 0; j < n; j++) acc += w16[j] * v[(size_t)j * dv + i];
-        out[i] = out[i] * keep + (float)acc * unit;
+        out[i] = fmaf((float)acc, unit, out[i] * keep);
     }
 }
 

@@ -4,9 +4,9 @@
  * `ranks_higher`, used for groups and experts alike. Cost: one pass over the experts plus insertions, about
  * k ln(n_experts / k) of them for scores in random order. */
 #include "kernels/router.h"
+#include "kernels/ref/exp.h"
 
 #include <assert.h>
-#include <math.h>
 #include <stddef.h>
 
 enum { MAX_EXPERTS = 1024 };
@@ -29,13 +29,18 @@ static void top_k(const float *score, uint32_t n, uint32_t k, int32_t *ids) {
     }
 }
 
+/* exp for x <= 0; a NaN stays one. */
+static float exp_neg(float x) {
+    return isnan(x) ? x : kern__fast_exp(x);
+}
+
 /* In place. A NaN stays a NaN of its own: it takes no part in the sum, so it cannot hide the other experts. */
 static void softmax(float *x, uint32_t n) {
     float max = -INFINITY, sum = 0;
     for (uint32_t i = 0; i < n; i++)
         if (x[i] > max) max = x[i];
     for (uint32_t i = 0; i < n; i++) {
-        x[i] = x[i] == max ? 1.0f : expf(x[i] - max);
+        x[i] = x[i] == max ? 1.0f : exp_neg(x[i] - max);
         if (!isnan(x[i])) sum += x[i];
     }
     for (uint32_t i = 0; i < n; i++) x[i] /= sum;
@@ -47,12 +52,16 @@ static void logits_to_probs(enum kern_gate gate, float *x, uint32_t n) {
         softmax(x, n);
         break;
     case KERN_GATE_SIGMOID:
-        for (uint32_t i = 0; i < n; i++) x[i] = 1.0f / (1.0f + expf(-x[i]));
+        for (uint32_t i = 0; i < n; i++) {
+            const float e = exp_neg(-fabsf(x[i]));
+            x[i] = (x[i] < 0 ? e : 1.0f) / (1.0f + e);
+        }
         break;
     case KERN_GATE_SOFTMAX_WEIGHT: /* ranks raw logits; the softmax comes after the choice */
         break;
     case KERN_GATE_SQRT_SOFTPLUS:
-        for (uint32_t i = 0; i < n; i++) x[i] = sqrtf((x[i] > 0 ? x[i] : 0) + log1pf(expf(-fabsf(x[i]))));
+        for (uint32_t i = 0; i < n; i++) /* log1p in double and rounded once, so that libraries agree */
+            x[i] = sqrtf((x[i] > 0 ? x[i] : 0) + (float)log1p((double)exp_neg(-fabsf(x[i]))));
         break;
     }
 }

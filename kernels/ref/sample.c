@@ -16,7 +16,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernels/ref/fast_exp.h"
+#include "kernels/ref/exp.h"
 
 /* One token that may still be chosen. Kept in rising id order throughout. */
 struct cand {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Attention of every level: against a double-precision oracle that knows nothing of pages, blocks, segments or online
- * softmax, and the invariances (chunking, company, segments computed apart) bit for bit. The KV store of every level
- * against the scalar conversions. */
+ * Attention: the scalar level against a double-precision oracle that knows nothing of pages, blocks, segments or online
+ * softmax; every other level against the scalar one, bit for bit; and the invariances of each (chunking, company, segments
+ * computed apart). The KV store of every level against the scalar conversions. */
 #include "test.h"
 
 #include <stdlib.h>
@@ -17,6 +17,7 @@ enum { MAX_POS = 300, MAX_LONG = 2 * KERN_ATTN_SEGMENT + 200, MAX_HEADS = 24, MA
 struct world {
     struct kern_attn d;
     uint32_t n_pos;
+    float k_size, v_size, q_size; /* 0: 1 */
     int32_t pages[MAX_LONG];
     float *k, *v;  /* [n_pos][n_kv_heads][dim], the values after rounding to the KV type */
     float *q, *out;
@@ -39,14 +40,21 @@ static void round_row(enum kern_kv_type t, float *x, uint32_t n) {
     }
 }
 
-static void world_make(struct world *w, const struct kern_ops *ops, uint64_t *s) {
+static float sized(uint64_t *s, float size) {
+    return rng_normal(s) * (size != 0 ? size : 1);
+}
+
+static void world_make(const char *test_name_, struct world *w, const struct kern_ops *ops, uint64_t *s) {
     struct kern_attn *d = &w->d;
     struct kern_kv_store st = { .kv_type = d->kv_type, .k = k_pool_, .v = v_pool_, .page_tokens = d->page_tokens,
                                 .n_kv_heads = d->n_kv_heads, .head_dim_k = d->head_dim_k, .head_dim_v = d->head_dim_v };
     uint32_t n_pages = (w->n_pos + d->page_tokens - 1) / d->page_tokens, nk = d->n_kv_heads * d->head_dim_k,
              nv = d->n_kv_heads * d->head_dim_v;
-    memset(k_pool_, 0xFF, sizeof k_pool_); /* NaN in all types: of Q8, the scales */
-    memset(v_pool_, 0xFF, sizeof v_pool_);
+    const size_t k_bytes = n_pages * kern_kv_page_bytes(d->kv_type, d->page_tokens, d->n_kv_heads, d->head_dim_k);
+    const size_t v_bytes = n_pages * kern_kv_page_bytes(d->kv_type, d->page_tokens, d->n_kv_heads, d->head_dim_v);
+    CHECK(k_bytes <= sizeof k_pool_ && v_bytes <= sizeof v_pool_);
+    memset(k_pool_, 0xFF, k_bytes); /* NaN in all types: of Q8, the scales */
+    memset(v_pool_, 0xFF, v_bytes);
     for (uint32_t i = 0; i < n_pages; i++) w->pages[i] = (int32_t)i;
     for (uint32_t i = n_pages - 1; i > 0; i--) {
         uint32_t j = rng_below(s, i + 1);
@@ -55,8 +63,8 @@ static void world_make(struct world *w, const struct kern_ops *ops, uint64_t *s)
         w->pages[j] = t;
     }
     for (uint32_t p = 0; p < w->n_pos; p++) {
-        for (uint32_t i = 0; i < nk; i++) k_[p * nk + i] = rng_normal(s);
-        for (uint32_t i = 0; i < nv; i++) v_[p * nv + i] = rng_normal(s);
+        for (uint32_t i = 0; i < nk; i++) k_[p * nk + i] = sized(s, w->k_size);
+        for (uint32_t i = 0; i < nv; i++) v_[p * nv + i] = sized(s, w->v_size);
         ops->kv_store(&st, w->pages[p / d->page_tokens], p % d->page_tokens, k_ + p * nk, v_ + p * nv);
         for (uint32_t h = 0; h < d->n_kv_heads; h++) {
             round_row(d->kv_type, k_ + p * nk + h * d->head_dim_k, d->head_dim_k);
@@ -72,7 +80,7 @@ static void world_make(struct world *w, const struct kern_ops *ops, uint64_t *s)
     d->scratch = scratch_;
     w->q = q_ + rng_below(s, 16);
     w->out = out_ + rng_below(s, 16);
-    for (uint32_t i = 0; i < w->n_pos * d->q_stride; i++) w->q[i] = rng_normal(s);
+    for (uint32_t i = 0; i < w->n_pos * d->q_stride; i++) w->q[i] = sized(s, w->q_size);
 }
 
 /* out for positions [p0, p1), calls of at most `chunk` tokens. q and out rows are indexed by position. */
@@ -173,7 +181,7 @@ static void level_truth(const char *test_name_, const struct kern_ops *ops) {
     uint64_t s = 21;
     for (int round = 0; round < 56; round++) {
         struct world w = random_world(&s, round);
-        world_make(&w, ops, &s);
+        world_make(test_name_, &w, ops, &s);
         CHECK(kern_attn_scratch_floats(&w.d) + 1 < sizeof scratch_ / sizeof *scratch_);
         scratch_[kern_attn_scratch_floats(&w.d)] = 321;
         run(&w, ops->attn, 0, w.n_pos, w.n_pos, w.out);
@@ -191,16 +199,16 @@ static void level_truth(const char *test_name_, const struct kern_ops *ops) {
  * stored position are NaN, so a kernel that touches the future of the sequence shows. */
 static void level_invariance(const char *test_name_, const struct kern_ops *ops) {
     uint64_t s = 22;
-    for (int round = 0; round < 42; round++) {
+    for (int round = 0; round < 28; round++) {
         struct world w = random_world(&s, round);
-        world_make(&w, ops, &s);
+        world_make(test_name_, &w, ops, &s);
         memset(w.out, 0, w.n_pos * w.d.out_stride * sizeof(float)); /* gaps between rows must compare equal */
-        memset(again_, 0, sizeof again_);
+        memset(again_, 0, w.n_pos * w.d.out_stride * sizeof(float));
         run(&w, ops->attn, 0, w.n_pos, w.n_pos, w.out);
         run(&w, ops->attn, 0, w.n_pos, 1, again_);
         CHECKF(memcmp(w.out, again_, w.n_pos * w.d.out_stride * sizeof(float)) == 0, "one by one, round %d", round);
-        for (int split = 0; split < 4; split++) {
-            memset(again_, 0, sizeof again_);
+        for (int split = 0; split < 2; split++) {
+            memset(again_, 0, w.n_pos * w.d.out_stride * sizeof(float));
             for (uint32_t p = 0, n; p < w.n_pos; p += n) {
                 n = 1 + rng_below(&s, w.n_pos - p < 50 ? w.n_pos - p : 50);
                 run(&w, ops->attn, p, p + n, n, again_);
@@ -210,13 +218,34 @@ static void level_invariance(const char *test_name_, const struct kern_ops *ops)
     }
 }
 
+/* Sizes from subnormal to where scores overflow, and faults in q: the bits of the scalar level. */
+static void level_equal(const char *test_name_, const struct kern_ops *ops) {
+    static const float Q[] = { 1, 30, 1e4f, 0x1p-130f, 1e30f, 1 }, K[] = { 1, 1, 100, 0x1p-120f, 1e9f, 0x1p-10f }, V[] = { 1, 1e-3f, 1e30f, 0x1p-140f, 1, 1e4f };
+    const struct kern_ops *ref = kern_cpu_ops(KERN_SCALAR);
+    uint64_t s = 26;
+    for (int round = 0; round < 84; round++) {
+        struct world w = random_world(&s, round);
+        const int kind = round % 4 ? 0 : (int)rng_below(&s, 6);
+        w.q_size = Q[kind], w.k_size = K[kind], w.v_size = V[kind];
+        world_make(test_name_, &w, ops, &s);
+        if (round % 12 == 0) w.q[rng_below(&s, w.n_pos * w.d.q_stride)] = round % 24 ? NAN : INFINITY;
+        const uint32_t p0 = w.n_pos > 40 ? rng_below(&s, w.n_pos - 40) : 0, p1 = w.n_pos > 40 ? p0 + 40 : w.n_pos, n = (p1 - p0) * w.d.out_stride;
+        memset(w.out + p0 * w.d.out_stride, 0, n * sizeof(float)); /* gaps between rows must compare equal */
+        memset(again_, 0, w.n_pos * w.d.out_stride * sizeof(float));
+        run(&w, ops->attn, p0, p1, 1 + rng_below(&s, 40), w.out);
+        run(&w, ref->attn, p0, p1, 40, again_);
+        CHECKF(first_difference(w.out + p0 * w.d.out_stride, again_ + p0 * w.d.out_stride, n) == n, "round %d: type %d dims %u/%u page %u heads %u/%u sizes %d",
+               round, w.d.kv_type, w.d.head_dim_k, w.d.head_dim_v, w.d.page_tokens, w.d.n_heads, w.d.n_kv_heads, kind);
+    }
+}
+
 /* Scores far apart: the weight is all on one key, whose value must come out exactly; and equal scores. */
 static void level_extremes(const char *test_name_, const struct kern_ops *ops) {
     uint64_t s = 23;
     struct world w = { .n_pos = 100 };
     w.d = (struct kern_attn){ .kv_type = KERN_KV_F32, .n_heads = 4, .n_kv_heads = 1, .head_dim_k = 64,
                               .head_dim_v = 64, .page_tokens = 32 };
-    world_make(&w, ops, &s);
+    world_make(test_name_, &w, ops, &s);
     for (uint32_t i = 0; i < 64; i++) w.q[99 * w.d.q_stride + i] = 1e4f * k_[41 * 64 + i]; /* head 0 wants key 41 */
     for (uint32_t i = 0; i < 64; i++) w.q[99 * w.d.q_stride + 64 + i] = 0;                 /* head 1 wants all equally */
     run(&w, ops->attn, 99, 100, 1, w.out);
@@ -241,7 +270,7 @@ static void level_segments(const char *test_name_, const struct kern_ops *ops) {
         struct world w = { .n_pos = MAX_LONG };
         w.d = (struct kern_attn){ .kv_type = (enum kern_kv_type)(round % 4), .n_heads = round < 4 ? 8 : 3, .n_kv_heads = 1,
                                   .head_dim_k = 32, .head_dim_v = round < 4 ? 32 : 40, .page_tokens = round % 2 ? 32 : 33 };
-        world_make(&w, ops, &s);
+        world_make(test_name_, &w, ops, &s);
         for (size_t c = 0; c < sizeof SPANS / sizeof *SPANS; c++) {
             uint32_t p0 = SPANS[c][0], p1 = SPANS[c][1];
             size_t at = p0 * w.d.out_stride, bytes = (p1 - p0) * w.d.out_stride * sizeof(float);
@@ -251,6 +280,10 @@ static void level_segments(const char *test_name_, const struct kern_ops *ops) {
             run(&w, ops->attn, p0, p1, 1, again_);
             CHECKF(memcmp(w.out + at, again_ + at, bytes) == 0, "one by one, round %d, span %zu", round, c);
             CHECKF(head_error(&w, p1 - 1, 2, w.out) <= 1, "truth, round %d, span %zu", round, c);
+            memset(again_ + at, 0, bytes);
+            run(&w, kern_cpu_ops(KERN_SCALAR)->attn, p1 - 1, p1, 1, again_);
+            size_t last = (p1 - 1) * w.d.out_stride;
+            CHECKF(first_difference(w.out + last, again_ + last, w.d.out_stride) == w.d.out_stride, "scalar, round %d, span %zu", round, c);
             memset(again_ + at, 0, bytes);
             struct kern_attn d = w.d;
             d.pos0 = p0;
@@ -300,7 +333,10 @@ int main(void) {
     for (int i = KERN_SCALAR; i < KERN_N_LEVELS; i++) {
         enum kern_level level = (enum kern_level)i;
         if (!level_runs(level)) continue;
-        run_level("attn_truth", level_truth, level);
+        if (level == KERN_SCALAR)
+            run_level("attn_truth", level_truth, level);
+        else
+            run_level("attn_equal", level_equal, level);
         run_level("attn_invariance", level_invariance, level);
         run_level("attn_extremes", level_extremes, level);
         run_level("attn_segments", level_segments, level);

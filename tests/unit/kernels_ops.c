@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Row-wise kernels (rms_norm, swiglu, axpy) of every level, and rope, against double precision. */
+ * Row-wise kernels (rms_norm, swiglu, axpy) of every level: the bits of the scalar level, and the truth in double precision. Rope
+ * against double precision. */
 #include "test.h"
 
 #include <stdlib.h>
@@ -92,6 +93,60 @@ static void axpy_level(const char *test_name_, const struct kern_ops *ops) {
             double ax = (double)a * (double)x[i], want = ax + (double)z_[i];
             CHECK(fabs((double)y[i] - want) <= EPS * (fabs(ax) + fabs(want)) * 1.001); /* product, sum */
         }
+    }
+}
+
+/* What the values look like: ordinary, of any size down to subnormal, and any bits at all. */
+static float wild(uint64_t *s, int kind) {
+    if (kind == 0) return rng_normal(s);
+    if (kind == 1) return rng_normal(s) * ldexpf(1, (int)rng_below(s, 270) - 140);
+    uint32_t bits = (uint32_t)rng_next(s) ^ (uint32_t)rng_next(s) << 16;
+    float f;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+
+static void ops_equal(const char *test_name_, const struct kern_ops *ops) {
+    static float a_[MAX_N], b_[MAX_N];
+    const struct kern_ops *ref = kern_cpu_ops(KERN_SCALAR);
+    uint64_t s = 14;
+    for (int round = 0; round < 400; round++) {
+        uint32_t n = shape(round % 200, &s), off = rng_below(&s, 16);
+        float *x = x_ + off, *w = w_ + 15 - off, scale = wild(&s, round % 3);
+        for (uint32_t i = 0; i < n; i++) {
+            x[i] = wild(&s, round % 3);
+            w[i] = wild(&s, round % 3);
+        }
+        ops->rms_norm(x, w, 1e-6f, n, a_);
+        ref->rms_norm(x, w, 1e-6f, n, b_);
+        CHECKF(first_difference(a_, b_, n) == n, "rms_norm: round %d, n %u", round, n);
+        ops->swiglu(x, w, n, a_);
+        ref->swiglu(x, w, n, b_);
+        CHECKF(first_difference(a_, b_, n) == n, "swiglu: round %d, n %u", round, n);
+        memcpy(a_, w, n * sizeof *w);
+        memcpy(b_, w, n * sizeof *w);
+        ops->axpy(scale, x, n, a_);
+        ref->axpy(scale, x, n, b_);
+        CHECKF(first_difference(a_, b_, n) == n, "axpy: round %d, n %u", round, n);
+    }
+}
+
+/* Every 4,099th float, and all around the ends of exp's range. */
+static void exp_equal(const char *test_name_, const struct kern_ops *ops) {
+    enum { STEP = 4099, N = 4096 };
+    static const uint32_t EDGES[] = { 0x42AE0000, 0x42AEAC50, 0x42B17218, 0x42B20000, 0, 0x7F800000 }; /* 87, 87.34, 88.72, 89 */
+    static float one[N], want[N], got[N];
+    const struct kern_ops *ref = kern_cpu_ops(KERN_SCALAR);
+    for (int i = 0; i < N; i++) one[i] = 1;
+    for (uint32_t block = 0; block < (UINT32_MAX / STEP + N) / N + 12; block++) {
+        for (uint32_t i = 0; i < N; i++) {
+            const uint32_t edge = block / 2 < 6 ? EDGES[block / 2] - N / 2 + i : 0, bits = block < 12 ? edge | block << 31 : ((block - 12) * N + i) * STEP;
+            memcpy(&x_[i], &bits, sizeof bits);
+        }
+        ops->swiglu(x_, one, N, got);
+        ref->swiglu(x_, one, N, want);
+        size_t at = first_difference(got, want, N);
+        CHECKF(at == N, "%a: %a, scalar %a", (double)x_[at], (double)got[at], (double)want[at]);
     }
 }
 
@@ -193,6 +248,9 @@ int main(void) {
         run_level("rms_norm", rms_norm_level, level);
         run_level("swiglu", swiglu_level, level);
         run_level("axpy", axpy_level, level);
+        if (level == KERN_SCALAR) continue;
+        run_level("ops_equal", ops_equal, level);
+        run_level("exp_equal", exp_equal, level);
     }
     RUN(rope_frequencies_plain_linear_and_factors);
     RUN(rope_yarn);
