@@ -39,8 +39,9 @@ const struct option config__options[] = {
     { "unix-owner", 0, OPTION_STRING, FIELD(unix_owner), 0, 0, NULL, "", NULL, "whose it is: USER, USER:GROUP or :GROUP",
       "Empty: the user and group of the process. Another user takes root, another group membership in it.\n" },
     { "api-key-file", 0, OPTION_STRING, FIELD(api_key_file), 0, 0, NULL, "", NULL, "file of API keys; without one no key is needed",
-      "A line per key: KEY [name=TEXT] [concurrent=N] [per-minute=N]. A key has 16 to 256 printable characters; concurrent\n"
-      "bounds its requests running at once, per-minute those it may start. /health and the page at / need no key.\n" },
+      "A line per key: KEY [name=TEXT] [concurrent=N] [per-minute=N] [weight=N]. A key has 16 to 256 printable characters;\n"
+      "concurrent bounds its requests running at once, per-minute those it may start. Keys share the server by tokens, one of\n"
+      "weight 2 (1 to 1000, default 1) getting twice as many as one of 1. /health and the page at / need no key.\n" },
     { "allowed-hosts", 0, OPTION_STRING, FIELD(allowed_hosts), 0, 0, NULL, "", NULL, "names clients may address, by comma (* = any)",
       "Guards against pages that point a name of theirs at this machine. Empty: localhost and its addresses when the\n"
       "server listens on loopback; any name on other addresses, and on the Unix socket, where no browser comes from. Entries are\n"
@@ -72,7 +73,8 @@ const struct option config__options[] = {
     { "max-running", 0, OPTION_U32, FIELD(max_running), 1, 4096, NULL, "32", "Scheduling", "sequences decoded together",
       "More gives more tokens per second in total and fewer for each client. Each one may need `context` tokens of KV.\n" },
     { "max-queued", 0, OPTION_U32, FIELD(max_queued), 1, 1000000, NULL, "512", NULL, "requests waiting before 429",
-      "A full queue is answered 429 with Retry-After from the measured rate.\n" },
+      "A full queue is answered 429 with Retry-After from the measured rate. With API keys none gets more than twice the\n"
+      "places that are free, so that some stay free for the others.\n" },
     { "batch-tokens", 'b', OPTION_U32, FIELD(batch_tokens), 16, 65536, NULL, "512", NULL, "tokens computed in one step",
       "Bounds a prefill chunk: larger is faster for long prompts, and running streams wait longer between tokens.\n"
       "Scratch memory grows with it.\n" },

@@ -70,6 +70,7 @@ struct seq {                    /* E's own once submitted; one allocation with i
     uint32_t n_published;       /* blocks in the index                                      */
     seq_id id;                  /* valid while running or cached                            */
     bool share;                 /* may reuse and leave KV                                   */
+    bool ran;                   /* had a place in the batch                                 */
     bool started;               /* EVENT_STARTED was pushed                                 */
     bool cached;                /* ended; its KV is kept for others                         */
     uint64_t last_step;         /* running: last step it was part of                        */
@@ -109,26 +110,48 @@ uint32_t batcher__plan(struct batch_want *wants, uint32_t n, uint32_t budget, ui
 
 struct queue_group {
     uint64_t key;
+    struct queue_lane *lane;
     struct seq *head, *tail;        /* FIFO, not empty                              */
-    struct queue_group *next_turn;  /* ring of groups in turn order; free list      */
+    struct queue_group *next_turn;  /* line of the lane's groups; free list         */
     struct queue_group *next_hash;  /* same bucket                                  */
 };
 
-struct queue {
-    struct queue_group *groups;     /* [cap], owned                                 */
-    struct queue_group **buckets;   /* [mask + 1], owned                            */
-    struct queue_group *free, *turn, *turn_tail; /* turn: whose turn is next        */
-    uint64_t mask;
+struct queue_lane {
+    uint32_t tenant;
+    int8_t priority;
+    struct queue_group *turn, *turn_tail; /* not empty; turn: whose turn is next    */
+    struct queue_lane *next;        /* oldest first; free list                      */
+};
+
+enum { QUEUE_COUNT_SCALE = 1 << 16 }; /* so that a token counts for something at any weight */
+
+struct queue_tenant {
+    uint64_t count;                 /* tokens given, times QUEUE_COUNT_SCALE / weight */
+    uint32_t weight;
     uint32_t n;                     /* waiting sequences                            */
 };
 
-int queue__init(struct queue *w, uint32_t cap); /* 0 or ST_NOMEM; at most cap sequences */
+struct queue {
+    struct queue_tenant *tenants;   /* [n_tenants], owned                           */
+    struct queue_lane *lane_pool;   /* [cap], owned                                 */
+    struct queue_group *groups;     /* [cap], owned                                 */
+    struct queue_group **buckets;   /* [mask + 1], owned                            */
+    struct queue_lane *lanes, *free_lanes;
+    struct queue_group *free;
+    uint64_t mask;
+    uint32_t n;                     /* waiting sequences                            */
+    uint32_t last;                  /* tenant whose sequence left last              */
+};
+
+int queue__init(struct queue *w, uint32_t cap, uint32_t n_tenants); /* 0 or ST_NOMEM; at most cap sequences */
 void queue__clear(struct queue *w);
 void queue__push(struct queue *w, struct seq *q);
 struct seq *queue__peek(const struct queue *w);  /* next by fair order, NULL when empty */
-void queue__pop(struct queue *w);                /* removes it; its group goes to the end of the line */
-/* Takes out every sequence for which pick(ctx, q) says so; returns them linked through `next`, in fair order of groups. */
+void queue__pop(struct queue *w);                /* removes it; its group goes to the end of its lane's line */
+/* Takes out every sequence for which pick(ctx, q) says so; returns them linked through `next`, those of a group in order. */
 struct seq *queue__extract(struct queue *w, bool (*pick)(void *ctx, const struct seq *q), void *ctx);
+/* The tenant of r, which waited here before, was given n_tokens. */
+void queue__charge(struct queue *w, const struct request *r, uint64_t n_tokens);
 
 /* ---- metrics.c ---- */
 
@@ -136,18 +159,29 @@ struct metrics {                    /* relaxed atomics; one writer each: L for n
     _Atomic uint64_t n_submitted, n_taken, n_stop, n_length, n_cancelled, n_failed, n_preempted;
     _Atomic uint64_t prompt_tokens, cached_tokens, output_tokens;
     _Atomic uint64_t n_steps, step_ns, n_ring_waits;
-    _Atomic uint64_t drain_ns;      /* engine time per request that ended, moving average; 0 = not known yet */
+    _Atomic uint64_t stay_ns;       /* engine time a request had its place, on average over the last ones; 0 = not known yet */
     _Atomic uint32_t n_running, n_queued, n_cached_seqs, last_batch_tokens;
-    uint64_t since_done_ns;         /* E: engine time since a request ended            */
-    uint64_t mean_done_ns;          /* E: the average without the present interval     */
+    _Atomic uint32_t n_paused, n_places, n_free; /* preempted; the batch as KV allows; of it, not taken */
+    uint64_t place_ns;              /* E: engine time, once for each that runs ...     */
+    uint32_t n_left, window;        /* E: ... and how many ended in it; counts halve at `window` */
 };
 
 /* Single writer, so a plain load and store is enough and cheaper than a locked add. */
 static inline void metrics__add(_Atomic uint64_t *c, uint64_t n) {
     atomic_store_explicit(c, atomic_load_explicit(c, memory_order_relaxed) + n, memory_order_relaxed);
 }
-void metrics__step(struct metrics *m, uint64_t ns, uint32_t n_tokens);
-void metrics__done(struct metrics *m, enum finish_reason why);
+void metrics__init(struct metrics *m, uint32_t max_running);
+void metrics__step(struct metrics *m, uint64_t ns, uint32_t n_tokens, uint32_t n_running);
+void metrics__done(struct metrics *m, enum finish_reason why, bool ran);
+
+/* ---- wait.c: places, and how long one waits for them ---- */
+
+int wait__init(struct sched *s);  /* 0 or ST_NOMEM */
+void wait__clear(struct sched *s);
+bool wait__has_place(const struct sched *s, const struct request *r); /* L, as the next two */
+void wait__submitted(struct sched *s, const struct request *r);
+void wait__done(struct sched *s, const struct request *r);            /* its EVENT_DONE was polled */
+void wait__left(struct sched *s, const struct request *r);            /* E: it waits no more, for the first time */
 
 /* ---- the scheduler ---- */
 
@@ -174,6 +208,8 @@ struct sched {
     /* L */
     bool refuse;
     uint32_t n_live;
+    _Atomic uint32_t n_tenants_seen; /* all that submitted are below it                                     */
+    struct waiting *waiting;        /* [o.n_tenants], owned; E counts in it too                            */
 
     /* E */
     struct queue queue;
@@ -185,6 +221,7 @@ struct sched {
     uint64_t turn;                  /* steps so far                                                        */
     uint64_t lru_clock;             /* last_used of cached sequences                                       */
     bool event_pushed;              /* since the last notify                                               */
+    bool kv_short;                  /* the last one that wanted a place did not get KV                     */
     struct batch_want *wants;       /* [max_running] scratch of one step, as the next four                 */
     struct batch_item *items;
     struct seq **item_seqs;

@@ -38,7 +38,7 @@ static bool has_room(const struct sched *s) {
 }
 
 static void push_done_event(struct sched *s, struct seq *q, const struct event *ev) {
-    metrics__done(&s->m, (enum finish_reason)ev->finish);
+    metrics__done(&s->m, (enum finish_reason)ev->finish, q->ran);
     q->request = NULL; /* L frees it as soon as it sees the event */
     emit(s, ev);
 }
@@ -80,6 +80,7 @@ static void end_picked(struct sched *s, bool (*pick)(void *, const struct seq *)
 
     for (; q; q = next) {
         next = q->next;
+        wait__left(s, q->request);
         push_done(s, q, why, status);
         seq__free(q);
     }
@@ -148,6 +149,7 @@ static void report_token(struct sched *s, const struct seq *q) {
     };
 
     metrics__add(&s->m.output_tokens, 1);
+    queue__charge(&s->queue, q->request, 1);
     emit(s, &ev);
 }
 
@@ -193,12 +195,26 @@ static void count_experts(struct request *r, const struct step_experts *x) {
     metrics__add(&r->experts.stall_ns, x->stall_ns);
 }
 
+static void publish_counts(struct sched *s) {
+    struct metrics *m = &s->m;
+
+    atomic_store_explicit(&m->n_running, s->n_running, memory_order_relaxed);
+    atomic_store_explicit(&m->n_queued, s->queue.n + s->n_active - s->n_running, memory_order_relaxed);
+    atomic_store_explicit(&m->n_cached_seqs, s->n_cached, memory_order_relaxed);
+    atomic_store_explicit(&m->n_paused, s->n_active - s->n_running, memory_order_relaxed);
+    atomic_store_explicit(&m->n_places, s->kv_short && s->n_running > 0 ? s->n_running : s->o.max_running, memory_order_relaxed);
+    atomic_store_explicit(&m->n_free, s->kv_short ? 0 : s->o.max_running - s->n_active, memory_order_relaxed);
+}
+
 static void run_step(struct sched *s, const struct batch *b) {
     struct step_out out = {.sampled = s->sampled, .items = s->outcome};
     uint64_t start_ns = clock_mono_ns();
-    int status = s->o.ops->step(s->o.engine, b, &out);
+    int status;
 
-    metrics__step(&s->m, clock_mono_ns() - start_ns, b->n_tokens);
+    publish_counts(s); /* a step can be long */
+    status = s->o.ops->step(s->o.engine, b, &out);
+
+    metrics__step(&s->m, clock_mono_ns() - start_ns, b->n_tokens, s->n_running);
     s->turn++;
     if (status != ST_OK) {
         log_error("scheduler", "the engine failed (%s): every request ends with an error from now on", status_name(status));
@@ -218,14 +234,6 @@ static void run_step(struct sched *s, const struct batch *b) {
         if (why != FINISH_NONE)
             end_active(s, q, why, q->filter_status);
     }
-}
-
-static void publish_counts(struct sched *s) {
-    struct metrics *m = &s->m;
-
-    atomic_store_explicit(&m->n_running, s->n_running, memory_order_relaxed);
-    atomic_store_explicit(&m->n_queued, s->queue.n + s->n_active - s->n_running, memory_order_relaxed);
-    atomic_store_explicit(&m->n_cached_seqs, s->n_cached, memory_order_relaxed);
 }
 
 /* L polls too late. Cancels and submits are still taken every time round. */

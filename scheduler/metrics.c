@@ -1,30 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Counters. E writes them with relaxed stores on its way, any thread reads a snapshot: each number is whole, together
- * they may be a step apart. The drain rate behind Retry-After is engine time per request that ended, so that idle
- * hours do not count. */
+ * they may be a step apart. How long a request has its place is counted in engine time, so that idle hours do not count. */
 #include "scheduler/internal.h"
 
 static uint64_t get(const _Atomic uint64_t *c) {
     return atomic_load_explicit(c, memory_order_relaxed);
 }
 
-/* The running interval counts as soon as it is longer than the average: a stall shows at once. */
-static void publish_drain(struct metrics *m) {
-    uint64_t ns = m->since_done_ns > m->mean_done_ns ? m->since_done_ns : m->mean_done_ns;
-
-    atomic_store_explicit(&m->drain_ns, ns, memory_order_relaxed);
+void metrics__init(struct metrics *m, uint32_t max_running) {
+    m->window = 4 * max_running < 32 ? 32 : 4 * max_running; /* requests that run together also end together: average over some rounds */
+    m->n_places = m->n_free = max_running;
 }
 
-void metrics__step(struct metrics *m, uint64_t ns, uint32_t n_tokens) {
+/* With nobody having ended yet, those that run have had their places for that long at least. */
+static void publish_stay(struct metrics *m, uint32_t n_running) {
+    uint32_t n = m->n_left > 0 ? m->n_left : n_running > 0 ? n_running : 1;
+
+    atomic_store_explicit(&m->stay_ns, m->place_ns / n, memory_order_relaxed);
+}
+
+void metrics__step(struct metrics *m, uint64_t ns, uint32_t n_tokens, uint32_t n_running) {
     metrics__add(&m->n_steps, 1);
     metrics__add(&m->step_ns, ns);
     atomic_store_explicit(&m->last_batch_tokens, n_tokens, memory_order_relaxed);
-    m->since_done_ns += ns;
-    publish_drain(m);
+    m->place_ns += ns * n_running;
+    publish_stay(m, n_running);
 }
 
-void metrics__done(struct metrics *m, enum finish_reason why) {
+void metrics__done(struct metrics *m, enum finish_reason why, bool ran) {
     switch (why) {
     case FINISH_STOP: metrics__add(&m->n_stop, 1); break;
     case FINISH_LENGTH: metrics__add(&m->n_length, 1); break;
@@ -32,13 +36,13 @@ void metrics__done(struct metrics *m, enum finish_reason why) {
     case FINISH_ERROR: metrics__add(&m->n_failed, 1); break;
     case FINISH_NONE: break;
     }
-    /* the last 16 or so count; the first one is taken whole */
-    if (m->mean_done_ns == 0)
-        m->mean_done_ns = m->since_done_ns;
-    else
-        m->mean_done_ns = (m->mean_done_ns * 15 + m->since_done_ns) / 16;
-    m->since_done_ns = 0;
-    publish_drain(m);
+    if (!ran) /* it left without having had a place, and tells nothing of how long one has it */
+        return;
+    if (++m->n_left >= m->window) {
+        m->n_left /= 2;
+        m->place_ns /= 2;
+    }
+    publish_stay(m, 1);
 }
 
 /* Queued and preempted ones, and those E has not seen yet. */
@@ -71,15 +75,4 @@ void sched_stats(const struct sched *s, struct sched_stats *out) {
     };
     out->n_queued = (uint32_t)n_waiting(m);
     s->o.ops->stats(s->o.engine, &out->engine);
-}
-
-uint32_t sched_retry_after_s(const struct sched *s) {
-    enum { MOST_S = 600 }; /* beyond this it is a guess */
-    uint64_t ahead = n_waiting(&s->m) + 1;
-    uint64_t ns = get(&s->m.drain_ns), seconds;
-
-    if (ns > UINT64_MAX / ahead)
-        return MOST_S;
-    seconds = (ns * ahead + 999999999) / 1000000000;
-    return seconds < 1 ? 1 : seconds > MOST_S ? MOST_S : (uint32_t)seconds;
 }

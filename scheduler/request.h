@@ -14,6 +14,8 @@
 #include "grammar/token_filter.h"
 #include "kernels/sample.h"
 
+enum { SCHED_PRIORITY_MIN = -10, SCHED_PRIORITY_MAX = 10 };
+
 struct request {
     /* set by L before submit, read-only afterwards */
     const int32_t *prompt;        /* [n_prompt], n_prompt >= 1; must live until EVENT_DONE             */
@@ -34,7 +36,10 @@ struct request {
                                      as `pooling` says. A mean needs every token computed: it neither reuses nor leaves KV */
     enum engine_pooling pooling;
     struct kern_sampled *logprobs; /* NULL, or [max_tokens]; entry i written by E before event i          */
-    uint64_t group;               /* requests of one API call share it; fair order counts groups         */
+    uint64_t group;               /* requests of one API call share it; calls of a tenant take turns     */
+    uint32_t tenant;              /* < sched_opts.n_tenants: on whose account it runs; tenants share by tokens */
+    uint32_t weight;              /* of the tenant: its share beside others; 0 = 1                       */
+    int8_t priority;              /* SCHED_PRIORITY_MIN..MAX; a lower one goes first                     */
     void *user;                   /* L's own                                                             */
 
     atomic_bool cancel;           /* set by sched_cancel on L, read by E; false at submit                */

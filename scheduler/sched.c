@@ -42,7 +42,7 @@ static int alloc_parts(struct sched *s) {
         return ST_NOMEM;
     if (spsc_init(&s->submits, s->max_live, sizeof(struct request *)) != ST_OK ||
         spsc_init(&s->events, n * EVENTS_PER_SEQ + s->max_live, sizeof(struct event)) != ST_OK ||
-        queue__init(&s->queue, s->max_live) != ST_OK ||
+        queue__init(&s->queue, s->max_live, s->o.n_tenants) != ST_OK || wait__init(s) != ST_OK ||
         prefix__init(&s->index, s->info.n_pages, s->info.page_tokens) != ST_OK)
         return ST_NOMEM;
     return ST_OK;
@@ -50,6 +50,7 @@ static int alloc_parts(struct sched *s) {
 
 static void free_parts(struct sched *s) {
     prefix__clear(&s->index);
+    wait__clear(s);
     queue__clear(&s->queue);
     spsc_clear(&s->events);
     spsc_clear(&s->submits);
@@ -90,7 +91,9 @@ int sched_start(struct sched **out, const struct sched_opts *o, struct err *e) {
     if (!s)
         return err_set(e, ST_NOMEM, "scheduler: out of memory");
     s->o = *o;
+    s->o.n_tenants = o->n_tenants > 0 ? o->n_tenants : 1;
     s->info = info;
+    metrics__init(&s->m, o->max_running);
     s->max_live = o->max_running + o->max_queued;
     s->max_cached = o->prefix_cache ? info.n_seqs - o->max_running : 0;
     if (alloc_parts(s) != ST_OK) {
@@ -141,6 +144,8 @@ static bool request_fits(const struct sched *s, const struct request *r) {
 
     if (r->n_prompt < 1 || n_total > s->info.n_ctx || (r->pooled && (r->max_tokens > 0 || r->prompt_logprobs)))
         return false;
+    if (r->tenant >= s->o.n_tenants || r->priority < SCHED_PRIORITY_MIN || r->priority > SCHED_PRIORITY_MAX)
+        return false;
     if (n_kv > (uint64_t)s->info.n_pages * s->info.page_tokens)
         return false;
     for (uint32_t i = 0; i < r->n_prompt; i++)
@@ -161,12 +166,12 @@ int sched_submit(struct sched *s, struct request *r) {
         return ST_INTERNAL;
     if (!request_fits(s, r))
         return ST_INVALID;
-    if (s->n_live == s->max_live)
+    if (!wait__has_place(s, r))
         return ST_QUEUE_FULL;
     status = seq__new(&r->seq, r, &s->info, s->o.prefix_cache);
     if (status != ST_OK)
         return status;
-    s->n_live++;
+    wait__submitted(s, r);
     metrics__add(&s->m.n_submitted, 1);
     spsc_push(&s->submits, &r); /* has room for max_live */
     park_wake(&s->wake);
@@ -184,7 +189,7 @@ int sched_poll(struct sched *s, struct event *ev, int cap) {
 
     while (n < cap && spsc_pop(&s->events, &ev[n])) {
         if (ev[n].type == EVENT_DONE)
-            s->n_live--;
+            wait__done(s, ev[n].request);
         n++;
     }
     return n;

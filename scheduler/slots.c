@@ -130,6 +130,7 @@ static bool failed(const struct sched *s) {
 
 /* Preempted ones come before new ones and are not overtaken, so n_active never passes max_running. */
 void slots__admit(struct sched *s) {
+    s->kv_short = false;
     while (s->n_running < s->o.max_running && !failed(s)) {
         bool resume = s->n_running < s->n_active;
         struct seq *q = resume ? s->active[s->n_running] : queue__peek(&s->queue);
@@ -139,10 +140,14 @@ void slots__admit(struct sched *s) {
         if (!give_kv(s, q)) {
             if (s->n_running == 0)
                 broken(s, "no sequence runs and KV pages are missing");
+            s->kv_short = true;
             return;
         }
         if (!resume) {
             queue__pop(&s->queue);
+            queue__charge(&s->queue, q->request, q->n_tokens - q->n_reused);
+            wait__left(s, q->request);
+            q->ran = true;
             s->active[s->n_active++] = q;
         }
         s->n_running++;

@@ -11,14 +11,16 @@
 
 #include "base/alloc.h"
 
-enum { KEY_MIN = 16, KEY_MAX = 256, MAX_KEYS = 4096, LINE_BYTES = 1024, NAME_BYTES = 64 };
+enum { KEY_MIN = 16, KEY_MAX = 256, LINE_BYTES = 1024, NAME_BYTES = 64, WEIGHT_MAX = 1000 };
 
 struct key {
     char text[KEY_MAX];               /* zero-padded */
     size_t n;
     char name[NAME_BYTES];
     uint32_t concurrent, per_minute;  /* 0 = no limit */
+    uint32_t weight;                  /* its share of the server beside other keys */
     uint32_t live;
+    double mean_ms;                   /* of its requests, moving average; 0 = none ended yet */
     double allowance;                 /* requests; at most per_minute */
     uint64_t refilled_ms;
 };
@@ -54,7 +56,9 @@ static int parse_field(struct key *k, const char *word, const char *file, unsign
     }
     if (strncmp(word, "concurrent=", 11) == 0 && parse_count(word + 11, &k->concurrent)) return 0;
     if (strncmp(word, "per-minute=", 11) == 0 && parse_count(word + 11, &k->per_minute)) return 0;
-    return err_set(e, ST_INVALID, "%s:%u: expected name=TEXT, concurrent=N or per-minute=N after the key, found \"%.60s\"", file, line, word);
+    if (strncmp(word, "weight=", 7) == 0 && parse_count(word + 7, &k->weight) && k->weight <= WEIGHT_MAX) return 0;
+    return err_set(e, ST_INVALID, "%s:%u: expected name=TEXT, concurrent=N, per-minute=N or weight=N (1 to %d) after the key, found \"%.60s\"", file, line,
+                   WEIGHT_MAX, word);
 }
 
 /* The next word of *s, NUL-terminated in place; NULL at the end. */
@@ -75,7 +79,7 @@ static int add_key(struct access *a, char *text, const char *file, unsigned line
         return err_set(e, ST_INVALID, "%s:%u: a key has %d to %d characters, this one %zu", file, line, KEY_MIN, KEY_MAX, n);
     for (size_t i = 0; i < n; i++)
         if (word[i] <= ' ' || word[i] > '~') return err_set(e, ST_INVALID, "%s:%u: a key is printable ASCII", file, line);
-    if (a->n_keys == MAX_KEYS) return err_set(e, ST_LIMIT, "%s:%u: more than %d keys", file, line, MAX_KEYS);
+    if (a->n_keys == ACCESS_MAX_KEYS) return err_set(e, ST_LIMIT, "%s:%u: more than %d keys", file, line, ACCESS_MAX_KEYS);
     if (a->n_keys == a->capacity) {
         uint32_t capacity = a->capacity ? a->capacity * 2 : 8;
         struct key *keys = mem_realloc(a->keys, capacity * sizeof *keys);
@@ -84,7 +88,7 @@ static int add_key(struct access *a, char *text, const char *file, unsigned line
         a->capacity = capacity;
     }
     struct key *k = &a->keys[a->n_keys];
-    *k = (struct key){ .n = n };
+    *k = (struct key){ .n = n, .weight = 1 };
     memcpy(k->text, word, n);
     while ((word = next_word(&text)) != NULL && *word != '#') {
         int st = parse_field(k, word, file, line, e);
@@ -223,7 +227,7 @@ static void take(struct access *a, int key, uint64_t now_ms, struct access_verdi
     struct key *k = &a->keys[key];
     if (k->concurrent != 0 && k->live >= k->concurrent) {
         refuse(v, 429, "key_concurrency", "This API key has as many requests running as it may.");
-        v->retry_after_s = 1;
+        v->retry_after_s = (uint32_t)(k->mean_ms / k->live / 1000) + 1; /* until one of them has ended */
         return;
     }
     if (k->per_minute != 0) {
@@ -256,8 +260,14 @@ void access_check(struct access *a, const struct access_request *r, struct acces
     int key = find_key(a, r->api_key.s != NULL ? r->api_key : bearer(r->authorization));
     if (key < 0) refuse(v, 401, "invalid_api_key", "The request needs a valid API key: Authorization: Bearer KEY.");
     else if (r->work) take(a, key, r->now_ms, v);
+    if (key < 0) return;
+    v->tenant = (uint32_t)key % ACCESS_MAX_KEYS;
+    v->weight = a->keys[key].weight;
 }
 
-void access_done(struct access *a, int key) {
-    if (key >= 0) a->keys[key].live--;
+void access_done(struct access *a, int key, uint64_t took_ms) {
+    if (key < 0) return;
+    struct key *k = &a->keys[key];
+    k->live--;
+    k->mean_ms += ((double)took_ms - k->mean_ms) / (k->mean_ms > 0 ? 8 : 1);
 }

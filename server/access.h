@@ -15,6 +15,8 @@
 
 struct access;
 
+enum { ACCESS_MAX_KEYS = 4096 };
+
 struct access_text { const char *s; size_t n; }; /* view; s NULL = the header is absent */
 
 /* Over what a request came: from anywhere; from this machine only, where its browsers can be lured too; or from this machine
@@ -36,17 +38,18 @@ struct access_verdict {
     const char *code, *message;         /* of the refusal; static                               */
     uint32_t retry_after_s;
     int key;                            /* for access_done when >= 0                            */
+    uint32_t tenant, weight;            /* on whose account work runs, below ACCESS_MAX_KEYS: the key's; 0 without keys */
     bool cross_origin;                  /* allowed, and from another site: the answer must say so */
 };
 
-/* Reads option api-key-file: a line per key, "KEY [name=TEXT] [concurrent=N] [per-minute=N]", '#' starts a comment. Errors name
- * file and line, never the key. *out is owned, free with access_close. */
+/* Reads option api-key-file: a line per key, "KEY [name=TEXT] [concurrent=N] [per-minute=N] [weight=N]", '#' starts a
+ * comment. Errors name file and line, never the key. *out is owned, free with access_close. */
 int access_open(struct access **out, const struct config *cfg, struct err *e);
 void access_close(struct access *a);
 uint32_t access_n_keys(const struct access *a);
 
 void access_check(struct access *a, const struct access_request *r, struct access_verdict *v);
-void access_done(struct access *a, int key); /* a request that was let in with this key has its answer */
+void access_done(struct access *a, int key, uint64_t took_ms); /* a request that was let in with this key has its answer */
 
 bool access_is_loopback(const char *host);   /* an address only this machine can reach */
 

@@ -33,6 +33,14 @@ static int find_eog(struct api *api, const struct tokenizer *t, struct err *e) {
     return 0;
 }
 
+/* What a call of one tenant can ever get. */
+static uint32_t most_choices(const struct server *s) {
+    uint32_t n = sched_most_places(s->sched), queued = s->opts->config->max_queued;
+
+    if (n > queued) n = queued;
+    return n < GEN_MAX_CHOICES ? n : GEN_MAX_CHOICES;
+}
+
 int api_open(struct server *s, struct err *e) {
     const struct server_opts *o = s->opts;
     struct api *api = mem_zalloc(1, sizeof *api);
@@ -42,7 +50,7 @@ int api_open(struct server *s, struct err *e) {
     o->ops->info(o->engine, &info);
     api->env = (struct parse_env){.tokenizer = o->tokenizer, .model_name = o->model_name, .model_alias = o->config->model_alias,
                                   .n_ctx = info.n_ctx, .n_embd = info.n_embd, .max_n = o->config->max_n, .max_prompts = o->config->max_prompts,
-                                  .max_choices = o->config->max_queued < GEN_MAX_CHOICES ? o->config->max_queued : GEN_MAX_CHOICES, .chat = o->chat,
+                                  .max_choices = most_choices(s), .chat = o->chat,
                                   .lossy = (uint8_t)parse_lossy(o->config->lossy_experts) /* the option table lets nothing else through */};
     int rc = find_eog(api, o->tokenizer, e);
     static const struct chat_dialect none;

@@ -90,7 +90,7 @@ void exchange__finish(struct exchange_box *b) {
     int status = b->status != 0 ? b->status : 499;
     http_stats__count(s->http_stats, b->route, status, ns);
     log_debug("http", "%s %s %s %d %.1f ms", b->x.request_id, b->x.method, route__name(b->route), status, (double)ns * 1e-6);
-    access_done(s->access, b->key);
+    access_done(s->access, b->key, ns / 1000000);
     listener__forget_box(b);
     s->listener->n_boxes--;
     s->listener->body_bytes -= b->body.len;

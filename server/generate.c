@@ -129,7 +129,7 @@ static void gen_fail(struct gen *g, int status) {
     case ST_QUEUE_FULL:
         e = (struct api_error){.status = 429, .type = "rate_limit_error", .code = "queue_full",
                                .message = "too many requests are waiting; try again later",
-                               .retry_after_s = sched_retry_after_s(g->server->sched)};
+                               .retry_after_s = g->x ? sched_retry_after_s(g->server->sched, g->x->tenant, 0) : 0};
         break;
     case ST_SHUTDOWN:
     case ST_CANCELLED:
@@ -483,7 +483,7 @@ static int choice_build(struct gen *g, uint32_t index) {
                           .max_tokens = parse_room(&g->server->api->env, p, c->prompt),
                           .sample = p->sample, .stop_ids = p->stop_ids, .n_stop_ids = p->n_stop_ids,
                           .ignore_eos = p->ignore_eos, .min_tokens = p->min_tokens, .no_prefix_cache = p->no_prefix_cache, .lossy = p->lossy,
-                          .group = g->server->api->last_group, .user = c};
+                          .group = g->server->api->last_group, .tenant = g->x->tenant, .weight = g->x->weight, .user = c};
     r->sample.seed += p->seed_given ? j : index;
     if (p->embeds) {
         r->pooling = g->server->opts->pooling;

@@ -46,6 +46,7 @@ struct exchange {
     const char *body;               /* complete, view, valid until exchange_end                           */
     size_t body_len;
     enum access_from from;          /* network, loopback or Unix socket                                   */
+    uint32_t tenant, weight;        /* on whose account work runs, and that one's share                   */
     bool head, http10;
     bool streaming;                 /* between sse_begin and sse_end                                      */
     struct arena arena;             /* everything the handler builds; freed by exchange_end               */

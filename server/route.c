@@ -131,6 +131,8 @@ static bool check_access(struct exchange *x, const struct http_parse *p, const s
         .open = p->method == METHOD_OPTIONS || (r != NULL && (r->flags & OPEN)), .work = r != NULL && (r->flags & WORK), .now_ms = uv_now(&x->server->loop), .from = x->from,
     }, &v);
     b->key = v.key;
+    x->tenant = v.tenant;
+    x->weight = v.weight;
     if (v.cross_origin && plain_origin(origin)) {
         x->cors_origin = arena_strndup(&x->arena, origin.s, origin.n);
         if (x->cors_origin == NULL) return refuse(x, 503, NULL, "The server is out of memory.");

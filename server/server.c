@@ -77,7 +77,7 @@ static int start_scheduler(struct server *s, struct err *e) {
     if (rc != ST_OK) return err_set(e, rc, "cannot create the wake-up of the event loop");
     struct sched_opts o = {
         .ops = s->opts->ops, .engine = s->opts->engine, .max_running = cfg->max_running, .max_queued = cfg->max_queued,
-        .batch_tokens = cfg->batch_tokens, .prefix_cache = cfg->prefix_cache, .notify = wake_notify, .notify_ctx = s->wake,
+        .n_tenants = access_n_keys(s->access) > 0 ? ACCESS_MAX_KEYS : 1, .batch_tokens = cfg->batch_tokens, .prefix_cache = cfg->prefix_cache, .notify = wake_notify, .notify_ctx = s->wake,
         .enter = s->opts->engine_enter, .enter_ctx = s->opts->engine_enter_ctx,
     };
     return sched_start(&s->sched, &o, e);

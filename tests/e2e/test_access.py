@@ -5,6 +5,7 @@ import os
 import sys
 import tempfile
 import threading
+import time
 
 import openai
 
@@ -78,6 +79,30 @@ def concurrency_is_given_back():
         check(ask(s, who)[0] == 200, "a place is not given back")
 
 
+def keys_share_the_server():
+    """One key has all places it can get and as much waiting: another's requests are let in, and hardly wait."""
+    work = json.dumps({"prompt": "a b", "max_tokens": 40, "ignore_eos": True, "cache_prompt": False}).encode()
+    with tempfile.NamedTemporaryFile("w") as f:
+        f.write(f"{ALICE} weight=1\n{BOB} weight=2\n")
+        f.flush()
+        with Server.fake("--api-key-file", f.name, "--max-running", "2", "--max-queued", "40", step_us=3000) as s:
+            alice = []
+            threads = [threading.Thread(target=lambda: alice.append((ask(s, ("X-Api-Key", ALICE), body=work)[:2], time.monotonic()))) for _ in range(60)]
+            for t in threads:
+                t.start()
+            while not any(status == 429 for (status, _), _ in alice):
+                time.sleep(0.01)
+            start = time.monotonic()
+            status, _, answer = ask(s, ("X-Api-Key", BOB), body=work)
+            bob = time.monotonic() - start
+            for t in threads:
+                t.join()
+        served = [end - start for (status, _), end in alice if status == 200]
+        check(status == 200, answer)
+        check(20 <= len(served) <= 29 and all(int(h["retry-after"]) >= 1 for (code, h), _ in alice if code == 429), [code for (code, _), _ in alice])
+        check(bob < max(served) / 3, f"bob waited {bob:.2f} s, alice's last {max(served):.2f} s")
+
+
 def foreign_hosts_are_refused():
     with Server.fake() as s:
         for host, want in ((f"127.0.0.1:{s.port}", 200), (f"localhost:{s.port}", 200), ("evil.example", 403)):
@@ -118,5 +143,5 @@ def bad_files_stop_the_start():
 
 
 if __name__ == "__main__":
-    sys.exit(run_cases(keys_are_asked_for, official_client_raises, concurrency_is_given_back, foreign_hosts_are_refused, browsers_are_told,
+    sys.exit(run_cases(keys_are_asked_for, official_client_raises, concurrency_is_given_back, keys_share_the_server, foreign_hosts_are_refused, browsers_are_told,
                        bad_files_stop_the_start))

@@ -112,7 +112,7 @@ TEST(queue_is_bounded) {
         jobs[i] = prompt_job(i, 10, 20);
         CHECK(client_submit(g->c, jobs[i]) == (i < 5 ? ST_OK : ST_QUEUE_FULL));
     }
-    CHECK(sched_retry_after_s(g->c->s) >= 1);
+    CHECK(sched_retry_after_s(g->c->s, 0, 0) >= 1);
     CHECK(client_drain(g->c));
     CHECK(client_submit(g->c, jobs[5]) == ST_OK);
     CHECK(client_drain(g->c));
@@ -130,13 +130,13 @@ TEST(retry_after_follows_the_drain_rate) {
     g->so.max_running = 1;
     g->fo.step_us = 20000;
     rig_open(g);
-    CHECK(sched_retry_after_s(g->c->s) == 1);
+    CHECK(sched_retry_after_s(g->c->s, 0, 0) == 1);
     for (uint32_t i = 0; i < 40; i++) {
         jobs[i] = prompt_job(i, 4, 10);
         CHECK(client_submit(g->c, jobs[i]) == ST_OK);
     }
     WAIT_FOR(g, jobs[1]->done); /* 10 steps of 20 ms each: 0.2 s per request, 38 waiting */
-    uint32_t s = sched_retry_after_s(g->c->s);
+    uint32_t s = sched_retry_after_s(g->c->s, 0, 0);
     CHECKF(s >= 4 && s <= 60, "%u s", s);
     sched_quiesce(g->c->s);
     for (uint32_t i = 0; i < 40; i++)

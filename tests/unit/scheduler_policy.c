@@ -336,7 +336,7 @@ static void *read_stats(void *arg) {
         struct sched_stats st;
 
         sched_stats(r->s, &st);
-        r->backwards |= st.output_tokens < r->n_output_last || sched_retry_after_s(r->s) < 1;
+        r->backwards |= st.output_tokens < r->n_output_last || sched_retry_after_s(r->s, 0, 0) < 1;
         r->n_output_last = st.output_tokens;
     }
     return NULL;

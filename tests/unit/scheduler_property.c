@@ -8,7 +8,7 @@
 #include "fake_engine.h"
 #include "sched_client.h"
 
-enum { N_JOBS = 250, N_SEEDS = 24, VOCAB = 61, EOS = 60, BASE_TOKENS = 64, MOST_SEQS = 16 };
+enum { N_JOBS = 250, N_SEEDS = 24, VOCAB = 61, EOS = 60, BASE_TOKENS = 64, MOST_SEQS = 16, N_TENANTS = 3 };
 
 /* Where the engine saw a prompt begin: what EVENT_STARTED must say was reused. E writes until the prompt is computed. */
 struct seen { uint32_t start; bool running, complete; };
@@ -133,6 +133,9 @@ static struct job *make_job(struct world *w) {
     j->r.min_tokens = rnd(&w->state) % 4 ? 0 : rnd_in(&w->state, 0, 10);
     j->r.no_prefix_cache = rnd(&w->state) % 10 == 0;
     j->r.group = rnd(&w->state) % 3 ? (uint64_t)(uintptr_t)j : rnd(&w->state) % 4;
+    j->r.tenant = rnd(&w->state) % N_TENANTS;
+    j->r.weight = rnd(&w->state) % 4;
+    j->r.priority = (int8_t)(rnd(&w->state) % 3 ? 0 : (int)(rnd(&w->state) % 21) - 10);
     j->r.sample.temperature = (float)(rnd(&w->state) % 2);
     j->r.sample.seed = w->n_jobs;
     if (rnd(&w->state) % 4 == 0) {
@@ -163,7 +166,7 @@ static struct fake_opts random_engine(uint64_t *state, uint32_t max_running) {
 }
 
 static void world_open(struct world *w, uint64_t seed) {
-    struct sched_opts so = {.ops = &w->ops, .prefix_cache = seed % 8 != 7};
+    struct sched_opts so = {.ops = &w->ops, .prefix_cache = seed % 8 != 7, .n_tenants = N_TENANTS};
     struct fake_opts fo;
 
     w->ops = fake_ops;

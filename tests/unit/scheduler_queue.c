@@ -16,7 +16,7 @@ struct fixture {
 
 static void setup(struct fixture *f, uint32_t cap) {
     memset(f, 0, sizeof *f);
-    queue__init(&f->w, cap);
+    queue__init(&f->w, cap, 8);
     for (int i = 0; i < N; i++)
         f->seqs[i].request = &f->requests[i];
 }

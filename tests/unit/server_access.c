@@ -71,6 +71,24 @@ TEST(keys) {
     access_close(a);
 }
 
+TEST(shares_of_keys) {
+    struct config cfg = rules("127.0.0.1", "", "");
+    struct access *a;
+    struct err e = { 0 };
+    CHECKF(rules_open(&a, &cfg, ALICE "\n" BOB " weight=7 concurrent=2\n", &e) == 0, "%s", e.text);
+    struct access_verdict v = ask(a, NULL, ALICE, true, 1);
+    CHECK(v.tenant == 0 && v.weight == 1);
+    v = ask(a, NULL, BOB, true, 1);
+    CHECK(v.tenant == 1 && v.weight == 7);
+    /* the wait for a place of its own is told from how long its requests took */
+    access_done(a, v.key, 9000);
+    v = ask(a, NULL, BOB, true, 1);
+    CHECK(ask(a, NULL, BOB, true, 1).status == 0);
+    v = ask(a, NULL, BOB, true, 1);
+    CHECKF(v.status == 429 && v.retry_after_s == 5, "%u s", v.retry_after_s);
+    access_close(a);
+}
+
 TEST(limits_of_a_key) {
     struct config cfg = rules("127.0.0.1", "", "");
     struct access *a;
@@ -81,7 +99,7 @@ TEST(limits_of_a_key) {
     struct access_verdict three = ask(a, "Bearer " ALICE, NULL, true, 1);
     CHECK(three.status == 429 && three.key == -1 && three.retry_after_s >= 1);
     CHECK(ask(a, "Bearer " ALICE, NULL, false, 1).status == 0); /* what starts nothing is not counted */
-    access_done(a, one.key);
+    access_done(a, one.key, 1);
     CHECK(ask(a, "Bearer " ALICE, NULL, true, 1).status == 0);
     for (int i = 0; i < 3; i++) CHECK(ask(a, NULL, BOB, true, 1000).status == 0);
     struct access_verdict v = ask(a, NULL, BOB, true, 1000);
@@ -152,6 +170,8 @@ TEST(bad_files) {
         { ALICE " per-minute=12x\n", ":1: expected name=TEXT" },
         { ALICE " per-minute=99999999999\n", ":1: expected name=TEXT" },
         { ALICE " admin\n", "found \"admin\"" },
+        { ALICE " weight=0\n", "weight=N (1 to 1000)" },
+        { ALICE " weight=1001\n", "weight=N (1 to 1000)" },
         { "0123456789abcdef\xc3\xa9\n", ":1: a key is printable ASCII" },
     };
     struct config cfg = rules("127.0.0.1", "", "");
@@ -170,6 +190,7 @@ TEST(bad_files) {
 
 int main(void) {
     RUN(keys);
+    RUN(shares_of_keys);
     RUN(limits_of_a_key);
     RUN(hosts_and_origins);
     RUN(bad_files);
