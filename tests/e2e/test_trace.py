@@ -63,6 +63,22 @@ def the_demo_model_replayed():
         check(abs(row["bytes_per_token"] / out["expert_bytes"] - row["misses_per_token"]) < 1e-3, row)
 
 
+def the_bound_without_knowledge_of_the_future():
+    """Above the shipped policy, below Belady's where memory is short, and at 100 % everything that was there before."""
+    path = TMP / "bound.trace"
+    moed("trace", "make", "-o", path, "--layers", 4, "--experts", 32, "--used", 4, "--tokens", 400)
+    rows, _ = simulate(path, "--budget", "25,50,100", "--policy", "auto,belady")
+    r = subprocess.run([sys.executable, ROOT / "bench/cache_bound.py", path, "--budget", "25,50,100"], capture_output=True, text=True, check=False)
+    bounds = {int(percent): float(age) for percent, age in re.findall(r"(\d+) %: age ([0-9.]+) %, markov -", r.stdout)}
+    print("#", r.stdout.replace("\n", "; "))
+    check(r.returncode == 0 and list(bounds) == [25, 50, 100], r.stdout + r.stderr)
+    for percent in (25, 50):
+        auto, best = (100 * rows[percent, p]["hit_rate"] for p in ("auto", "belady"))
+        check(auto <= bounds[percent] + 0.05, f"{percent} %: auto {auto}, bound {bounds[percent]}")
+        check(percent > 25 or bounds[percent] < best, f"{percent} %: bound {bounds[percent]}, belady {best}")
+    check(abs(bounds[100] - 100 * rows[100, "auto"]["hit_rate"]) < 0.051, bounds)
+
+
 def made_up_routing_has_the_published_statistics():
     path = TMP / "made.trace"
     moed("trace", "make", "-o", path, "--layers", 12, "--tokens", 1200)
@@ -129,5 +145,6 @@ def what_cannot_be_is_refused():
         check("usage" in moed(*args, want=2), args)
 
 
-sys.exit(run_cases(a_recording_is_shown_and_the_same_every_time, the_demo_model_replayed, made_up_routing_has_the_published_statistics,
-                   budgets_links_and_times_hang_together, a_server_records_too, plans_add_up, what_cannot_be_is_refused))
+sys.exit(run_cases(a_recording_is_shown_and_the_same_every_time, the_demo_model_replayed, the_bound_without_knowledge_of_the_future,
+                   made_up_routing_has_the_published_statistics, budgets_links_and_times_hang_together, a_server_records_too, plans_add_up,
+                   what_cannot_be_is_refused))
