@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Bump allocator over a list of chunks. A request bigger than a chunk gets its own chunk. */
+ * Bump allocator over a list of chunks, each as large as all before it: thousands of requests that wait have small ones,
+ * and a large one has few. A request bigger than a chunk gets its own chunk. */
 #include "base/arena.h"
 
 #include <stdint.h>
@@ -8,7 +9,7 @@
 
 #include "base/alloc.h"
 
-enum { ARENA_CHUNK_BYTES = 8192, ARENA_ALIGN = 16 };
+enum { ARENA_FIRST_BYTES = 1024, ARENA_LARGEST_BYTES = 32768, ARENA_ALIGN = 16 };
 
 struct arena_chunk {
     struct arena_chunk *next;
@@ -35,7 +36,8 @@ void *arena_alloc(struct arena *a, size_t n_bytes) {
     if (n > a->cap_bytes - a->used_bytes) return NULL;
     struct arena_chunk *c = a->head;
     if (!c || c->cap - c->used < n) {
-        size_t cap = n > ARENA_CHUNK_BYTES ? n : ARENA_CHUNK_BYTES;
+        size_t cap = a->used_bytes < ARENA_FIRST_BYTES ? ARENA_FIRST_BYTES : a->used_bytes < ARENA_LARGEST_BYTES ? a->used_bytes : ARENA_LARGEST_BYTES;
+        if (cap < n) cap = n;
         c = mem_alloc(sizeof *c + cap);
         if (!c) return NULL;
         *c = (struct arena_chunk){ .next = a->head, .cap = cap };

@@ -388,9 +388,14 @@ bool conn__has_input(const struct conn *c) {
 
 static void tick_busy(struct conn *c, uint64_t now_ms) {
     uint32_t ping_ms = c->server->opts->config->sse_ping_ms;
+    struct exchange *x = &c->box->x;
     if (c->paused && !c->eof && polls(c, POLLRDHUP)) { /* with reading stopped no read reports the FIN */
         conn__drop(c, false);
-    } else if (c->box->x.streaming && ping_ms != 0 && now_ms - c->write_ms >= ping_ms) {
+    } else if (ping_ms == 0 || now_ms - c->write_ms < ping_ms) {
+        return;
+    } else if (!x->streaming && x->on_silent != NULL) {
+        x->on_silent(x);
+    } else if (x->streaming) {
         static const char chunk[] = "8\r\n: ping\n\n\r\n", plain[] = ": ping\n\n";
         bool chunked = c->box->chunked;
         uv_buf_t b = uv_buf_init((char *)(chunked ? chunk : plain), chunked ? sizeof chunk - 1 : sizeof plain - 1);

@@ -8,8 +8,8 @@
  * Embeddings come the same way without tokens, and a worker writes their answer: numbers are too many for L.
  *
  * Rules that keep this short:
- * - All choices are submitted, or none stays submitted; nothing is sent before the first event, so a failure until
- *   then gets its real status, streaming or not.
+ * - All choices are submitted, or none stays submitted; nothing is sent before the first event (or, of a stream, before
+ *   option sse-ping has passed), so a failure until then gets its real status, streaming or not.
  * - A client that goes away at any point only sets `gone` and cancels. Nothing is freed outside gen_settle and the
  *   end of a worker's part, so every function here may send without fearing that its gen disappears under it.
  * - Text leaves detok in the order it becomes safe; a stream takes it chunk by chunk, a whole response at the end,
@@ -74,7 +74,7 @@ void gen__free(struct gen *g) {
 static struct exchange *gen_detach(struct gen *g) {
     struct exchange *x = g->x;
 
-    x->on_gone = NULL;
+    x->on_gone = x->on_silent = NULL;
     x->handler = NULL;
     g->x = NULL;
     return x;
@@ -96,6 +96,13 @@ static void gen_on_gone(struct exchange *x) {
 
     g->gone = true;
     gen__cancel(g);
+}
+
+/* It has waited so long that its client may think it lost: from here on a failure is an event of the stream. */
+static void gen_on_silent(struct exchange *x) {
+    const struct gen *g = x->handler;
+
+    if (!g->on_worker && g->params.stream) sse_begin(x);
 }
 
 /* ---- failure ---- */
@@ -627,6 +634,7 @@ void gen_start(struct exchange *x, const struct gen_format *format) {
     }
     x->handler = g;
     x->on_gone = gen_on_gone;
+    x->on_silent = gen_on_silent;
     g->on_worker = true;
     g->work.data = g;
     if (x->body_len >= PARSE_INLINE_BYTES && uv_queue_work(&s->loop, &g->work, work_parse_and_compile, work_parsed) == 0) return;

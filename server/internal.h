@@ -53,6 +53,7 @@ struct exchange {
     uint64_t start_ns;              /* monotonic, when the request was complete                           */
     void *handler;                  /* handler's own                                                      */
     void (*on_gone)(struct exchange *x); /* NULL = nothing to cancel                                      */
+    void (*on_silent)(struct exchange *x); /* NULL, or called when option sse-ping has passed without a byte: may sse_begin */
 };
 
 typedef void (*route_fn)(struct exchange *x);

@@ -36,6 +36,7 @@ enum {
     /* process */
     LIMIT_BODY_SHARE = 16,            /* all bodies being read together: this many times max_body_bytes        */
     LIMIT_TICK_MS = 100,              /* resolution of every timeout                                           */
+    LIMIT_TICK_SLICE = 64,            /* connections looked at before sockets are again: each may cost a write */
     LIMIT_CUT_MS = 2000,              /* after a cut drain, cancelled requests get this long to say so         */
     LIMIT_RESPONSE_BYTES = 64 * 1024 * 1024, /* a response built in memory                                     */
     LIMIT_METRICS_BYTES = 1024 * 1024,

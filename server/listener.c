@@ -72,10 +72,22 @@ static void forget_ready(struct conn *c) {
     c->ready = false;
 }
 
+static void tick_some(struct server *s) {
+    struct listener *l = s->listener;
+    uint64_t now_ms = uv_now(&s->loop);
+    for (int n = 0; l->tick_next != NULL && n < LIMIT_TICK_SLICE; n++) {
+        struct conn *c = l->tick_next;
+        l->tick_next = c->next;
+        conn__tick(c, now_ms);
+    }
+    if (l->tick_next != NULL) listener__defer(s);
+}
+
 static void run_deferred(uv_idle_t *idle) {
     struct server *s = idle->data;
     struct listener *l = s->listener;
     uv_idle_stop(idle);
+    tick_some(s);
     while (l->gone != NULL) {
         struct exchange_box *b = l->gone;
         listener__forget_box(b);
@@ -119,6 +131,7 @@ void listener__forget(struct conn *c) {
     struct server *s = c->server;
     struct listener *l = s->listener;
     forget_ready(c);
+    if (l->tick_next == c) l->tick_next = c->next;
     if (c->prev != NULL) c->prev->next = c->next;
     else l->conns = c->next;
     if (c->next != NULL) c->next->prev = c->prev;
@@ -133,11 +146,8 @@ void listener__forget(struct conn *c) {
 static void on_tick(uv_timer_t *timer) {
     struct server *s = timer->data;
     struct listener *l = s->listener;
-    uint64_t now_ms = uv_now(&s->loop);
-    for (struct conn *c = l->conns, *next; c != NULL; c = next) {
-        next = c->next;
-        conn__tick(c, now_ms);
-    }
+    if (l->tick_next == NULL) l->tick_next = l->conns;
+    tick_some(s);
     if (l->accept_paused) try_accept(s);
     if (s->draining || s->failed) server__check_done(s);
     else if (l->conns == NULL) uv_timer_stop(timer);

@@ -84,6 +84,7 @@ struct listener {
     uv_signal_t sigterm, sigint;
     struct conn *conns;        /* newest first                                                  */
     struct conn *ready;
+    struct conn *tick_next;    /* where the round that looks at the time goes on; NULL = it is over */
     struct exchange_box *gone;
     uint32_t n_conns, max_conns;
     uint32_t n_boxes;          /* exchanges not ended, with or without a client                 */

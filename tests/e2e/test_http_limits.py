@@ -73,6 +73,32 @@ def test_silent_stream_is_pinged():
             assert all(e.startswith(b"data: ") for e in events) and events[-1] == b"data: [DONE]", body
 
 
+def test_waiting_streams_are_pinged():
+    """300 streams queued behind a long step begin and are kept alive in time; what fails by then is an event; a whole response still waits for its status."""
+    n, flags = 300, ("--sse-ping", "200ms", "--max-connections", "400", "--drain-timeout", "100ms")
+    with Server(*flags, own=("step-us=2500000",)) as server, contextlib.ExitStack() as stack:
+        open_ = [stack.enter_context(server.connect(timeout=20)) for _ in range(n)]
+        for s in open_:
+            s.sendall(completion(stream=True, max_tokens=5))
+        whole = stack.enter_context(server.connect(timeout=20))
+        whole.sendall(completion(max_tokens=5))
+        start, gaps = time.monotonic(), []
+        for s in open_[::10]:
+            read_until(s, b": ping")
+        for _ in range(4):
+            last = time.monotonic()
+            read_until(open_[-1], b": ping")
+            gaps.append(time.monotonic() - last)
+        assert time.monotonic() - start < 2.2 * SLOW and 0.1 < max(gaps) < 0.5 * SLOW, gaps
+        assert one(server, get(b"Connection: close\r\n"))[0] == 200
+        assert not select.select([whole], [], [], 0)[0], "a response began without its status"
+        server.child.send_signal(signal.SIGTERM)
+        tail = read_all(open_[-1])
+        assert b'"error"' in tail and tail.endswith(b"0\r\n\r\n"), tail[-300:]
+        check_error(split_responses(read_all(whole))[0], 503)
+    assert server.code == 1, server.code
+
+
 def test_slow_reader_is_cancelled():
     """A client that stops reading: over max-output its request is cancelled, everybody else goes on."""
     with Server("--max-output", "64kb", own=("step-us=0", "ctx=8192")) as server:
@@ -286,7 +312,7 @@ def test_commands():
 
 # ---- run ----
 
-ALONE = [test_timeouts, test_silent_stream_is_pinged, test_slow_reader_is_cancelled, test_write_stall, test_connection_limit,
+ALONE = [test_timeouts, test_silent_stream_is_pinged, test_waiting_streams_are_pinged, test_slow_reader_is_cancelled, test_write_stall, test_connection_limit,
          test_descriptor_limit, test_bodies_share_a_limit, test_drain, test_drain_when_idle, test_drain_timeout, test_second_signal,
          test_engine_failure, test_port_taken, test_commands]
 

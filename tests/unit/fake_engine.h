@@ -116,7 +116,7 @@ static inline void fake_draw(const struct fake_opts *o, const int32_t *tokens, u
     id = o->eos >= 0 && h % o->eos_every == 0 ? o->eos : (int32_t)(h / 7 % o->info.n_vocab);
     if (o->script && o->script(tokens, n, counter) >= 0)
         id = o->script(tokens, n, counter);
-    while (fake_banned(p, id))
+    for (uint32_t tried = 0; tried < o->info.n_vocab && fake_banned(p, id); tried++) /* a request may ban them all */
         id = (int32_t)((id + 1) % (int32_t)o->info.n_vocab);
     *out = (struct kern_sampled){.id = id, .logprob = -(float)(h % 1000) / 100};
 }
