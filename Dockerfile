@@ -5,7 +5,7 @@
 # tools/image_check.sh builds and tries it without a Docker engine.
 FROM debian:trixie-slim AS build
 RUN apt-get update \
- && apt-get install -y --no-install-recommends gcc make pkg-config libc6-dev libuv1-dev libcjson-dev libpcre2-dev liburing-dev libxxhash-dev libllhttp-dev \
+ && apt-get install -y --no-install-recommends gcc make pkg-config libc6-dev libuv1-dev libcjson-dev libpcre2-dev liburing-dev libxxhash-dev libssl-dev libllhttp-dev \
  && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY . .
@@ -13,7 +13,7 @@ RUN make -j"$(nproc)" all && make install DESTDIR=/out PREFIX=/usr && strip /out
 
 FROM debian:trixie-slim
 RUN apt-get update \
- && apt-get install -y --no-install-recommends libuv1t64 libcjson1 libpcre2-8-0 liburing2 libxxhash0 libllhttp9.2 \
+ && apt-get install -y --no-install-recommends libuv1t64 libcjson1 libpcre2-8-0 liburing2 libxxhash0 libssl3t64 libllhttp9.2 \
  && rm -rf /var/lib/apt/lists/* \
  && useradd --system --no-create-home --shell /usr/sbin/nologin moed
 COPY --from=build /out/ /

@@ -26,7 +26,7 @@ CSTD    := -std=gnu11 -D_GNU_SOURCE -I. -MMD -MP -fno-omit-frame-pointer -ffp-co
 SANF    := $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=all $(if $(findstring clang,$(CC)),,-Wno-maybe-uninitialized),)
 LDLIBS  := -lm -lpthread
 
-PKG     := $(shell pkg-config --cflags libuv libcjson libpcre2-8 2>/dev/null)
+PKG     := $(shell pkg-config --cflags libuv libcjson libpcre2-8 libssl 2>/dev/null)
 # llhttp: a system library where the distribution has one, else the C sources that Debian 12's node-llhttp ships.
 LLHTTP_SRC_DIR := /usr/share/llhttp
 ifneq ($(wildcard /usr/include/llhttp.h),)
@@ -54,7 +54,7 @@ LIBS_kernels   := $(LIBS_model)
 LIBS_offload   := $(LIBS_model) -luring
 LIBS_engine    := $(LIBS_offload)
 LIBS_scheduler := $(LIBS_offload)
-LIBS_server    := $(LIBS_offload) -luv -lcjson $(LLHTTP_LIB)
+LIBS_server    := $(LIBS_offload) -luv -lcjson -lssl -lcrypto $(LLHTTP_LIB)
 
 # Kernels of other architectures than the compiler's target stay out.
 ARCH := $(firstword $(subst -, ,$(shell $(CC) -dumpmachine)))

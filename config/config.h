@@ -25,6 +25,7 @@ struct config {
     char *unix_socket;            /* path; "" = none                                                   */
     char *unix_mode;              /* octal permissions of it                                           */
     char *unix_owner;             /* USER, USER:GROUP or :GROUP; "" = the process's                    */
+    char *tls_cert, *tls_key;     /* PEM files; "" = no TLS, and: in tls_cert                          */
     uint32_t max_connections;
     uint64_t max_body_bytes;
     uint32_t max_header_bytes;

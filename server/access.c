@@ -15,7 +15,7 @@ enum { KEY_MIN = 16, KEY_MAX = 256, LINE_BYTES = 1024, NAME_BYTES = 64, WEIGHT_M
 
 struct key {
     char text[KEY_MAX];               /* zero-padded */
-    size_t n;
+    size_t n;                         /* 0 = revoked: an empty place once nothing of it runs */
     char name[NAME_BYTES];
     uint32_t concurrent, per_minute;  /* 0 = no limit */
     uint32_t weight;                  /* its share of the server beside other keys */
@@ -39,6 +39,12 @@ bool access_is_loopback(const char *host) {
 }
 
 /* ---- the file of keys ---- */
+
+static void free_keys(struct access *a) {
+    if (a->keys != NULL) explicit_bzero(a->keys, a->capacity * sizeof *a->keys);
+    mem_free(a->keys);
+    a->keys = NULL;
+}
 
 static bool parse_count(const char *s, uint32_t *out) {
     uint64_t v = 0;
@@ -71,6 +77,26 @@ static char *next_word(char **s) {
     return word;
 }
 
+/* Room for n more keys. */
+static int reserve(struct access *a, uint32_t n) {
+    if (a->n_keys + n <= a->capacity) return ST_OK;
+    uint32_t capacity = 2 * a->capacity + n;
+    struct key *keys = mem_zalloc(capacity, sizeof *keys);
+    if (keys == NULL) return ST_NOMEM;
+    if (a->n_keys > 0) memcpy(keys, a->keys, a->n_keys * sizeof *keys);
+    free_keys(a);
+    a->keys = keys;
+    a->capacity = capacity;
+    return ST_OK;
+}
+
+/* After reserve. */
+static struct key *new_key(struct access *a) {
+    for (uint32_t i = 0; i < a->n_keys; i++)
+        if (a->keys[i].n == 0 && a->keys[i].live == 0) return &a->keys[i];
+    return &a->keys[a->n_keys++];
+}
+
 static int add_key(struct access *a, char *text, const char *file, unsigned line, struct err *e) {
     char *word = next_word(&text);
     if (word == NULL || *word == '#') return 0;
@@ -80,14 +106,8 @@ static int add_key(struct access *a, char *text, const char *file, unsigned line
     for (size_t i = 0; i < n; i++)
         if (word[i] <= ' ' || word[i] > '~') return err_set(e, ST_INVALID, "%s:%u: a key is printable ASCII", file, line);
     if (a->n_keys == ACCESS_MAX_KEYS) return err_set(e, ST_LIMIT, "%s:%u: more than %d keys", file, line, ACCESS_MAX_KEYS);
-    if (a->n_keys == a->capacity) {
-        uint32_t capacity = a->capacity ? a->capacity * 2 : 8;
-        struct key *keys = mem_realloc(a->keys, capacity * sizeof *keys);
-        if (keys == NULL) return err_set(e, ST_NOMEM, "out of memory for the keys of %s", file);
-        a->keys = keys;
-        a->capacity = capacity;
-    }
-    struct key *k = &a->keys[a->n_keys];
+    if (reserve(a, 1) != ST_OK) return err_set(e, ST_NOMEM, "out of memory for the keys of %s", file);
+    struct key *k = new_key(a);
     *k = (struct key){ .n = n, .weight = 1 };
     memcpy(k->text, word, n);
     while ((word = next_word(&text)) != NULL && *word != '#') {
@@ -95,7 +115,6 @@ static int add_key(struct access *a, char *text, const char *file, unsigned line
         if (st != 0) return st;
     }
     k->allowance = k->per_minute;
-    a->n_keys++;
     return 0;
 }
 
@@ -128,15 +147,54 @@ int access_open(struct access **out, const struct config *cfg, struct err *e) {
     return 0;
 }
 
+/* The key of a with the same text, or NULL. */
+static struct key *same_key(struct access *a, const struct key *k) {
+    for (uint32_t i = 0; i < a->n_keys; i++)
+        if (k->n > 0 && a->keys[i].n == k->n && memcmp(a->keys[i].text, k->text, k->n) == 0) return &a->keys[i];
+    return NULL;
+}
+
+/* Places keep their index, by which running requests give back what they took. */
+static void take_over(struct access *a, struct access *fresh) {
+    for (uint32_t i = 0; i < fresh->n_keys; i++) {
+        struct key *to = same_key(a, &fresh->keys[i]);
+        if (to == NULL) {
+            to = new_key(a);
+            *to = (struct key){ .n = 0 };
+        }
+        uint32_t live = to->live;
+        double mean_ms = to->mean_ms;
+        *to = fresh->keys[i];
+        to->live = live;
+        to->mean_ms = mean_ms;
+    }
+    for (uint32_t i = 0; i < a->n_keys; i++) {
+        struct key *k = &a->keys[i];
+        if (k->n > 0 && same_key(fresh, k) == NULL) *k = (struct key){ .live = k->live };
+    }
+}
+
+int access_reload(struct access *a, struct err *e) {
+    struct access *fresh;
+    int st = access_open(&fresh, a->cfg, e);
+    if (st != 0) return st;
+    st = reserve(a, fresh->n_keys);
+    if (st == 0) take_over(a, fresh);
+    else err_set(e, st, "out of memory for the keys of %s", a->cfg->api_key_file);
+    access_close(fresh);
+    return st;
+}
+
 void access_close(struct access *a) {
     if (a == NULL) return;
-    if (a->keys != NULL) explicit_bzero(a->keys, a->capacity * sizeof *a->keys);
-    mem_free(a->keys);
+    free_keys(a);
     mem_free(a);
 }
 
 uint32_t access_n_keys(const struct access *a) {
-    return a->n_keys;
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < a->n_keys; i++) n += a->keys[i].n > 0;
+    return n;
 }
 
 /* ---- Host and Origin ---- */
@@ -194,7 +252,7 @@ static bool equal_in_fixed_time(const char *a, const char *b) {
 static int find_key(const struct access *a, struct access_text given) {
     char padded[KEY_MAX] = { 0 };
     int found = -1;
-    if (given.s == NULL || given.n > KEY_MAX) return -1;
+    if (given.s == NULL || given.n == 0 || given.n > KEY_MAX) return -1;
     memcpy(padded, given.s, given.n);
     for (uint32_t i = 0; i < a->n_keys; i++)
         if (equal_in_fixed_time(padded, a->keys[i].text) && given.n == a->keys[i].n) found = (int)i;

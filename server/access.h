@@ -45,6 +45,7 @@ struct access_verdict {
 /* Reads option api-key-file: a line per key, "KEY [name=TEXT] [concurrent=N] [per-minute=N] [weight=N]", '#' starts a
  * comment. Errors name file and line, never the key. *out is owned, free with access_close. */
 int access_open(struct access **out, const struct config *cfg, struct err *e);
+int access_reload(struct access *a, struct err *e); /* the file anew; an error changes nothing. A key that is gone lets nobody in; its requests go on */
 void access_close(struct access *a);
 uint32_t access_n_keys(const struct access *a);
 

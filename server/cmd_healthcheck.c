@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * `moed healthcheck`: asks /health of the server with the same options and environment as the server itself, for
- * HEALTHCHECK in an image without curl; over the Unix socket when there is one. Exit 0: ready. 1: not ready or not reachable. */
+ * HEALTHCHECK in an image without curl; over the Unix socket when there is one, with TLS when the
+ * port speaks it. Exit 0: ready. 1: not ready or not reachable. */
 #include <errno.h>
 #include <netdb.h>
+#include <openssl/ssl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -59,15 +61,45 @@ static int dial_unix(const char *path) {
     return fd;
 }
 
+/* A connection, and TLS on it or not. */
+struct link {
+    int fd;
+    SSL_CTX *context;
+    SSL *ssl;
+};
+
+/* The certificate is not verified: it names the server as others know it, and nothing secret is said. */
+static bool start_tls(struct link *l) {
+    l->context = SSL_CTX_new(TLS_client_method());
+    l->ssl = l->context != NULL ? SSL_new(l->context) : NULL;
+    if (l->ssl != NULL && SSL_set_fd(l->ssl, l->fd) == 1 && SSL_connect(l->ssl) == 1) return true;
+    fputs("moed: healthcheck: no TLS handshake\n", stderr);
+    return false;
+}
+
+static void hang_up(struct link *l) {
+    SSL_free(l->ssl);
+    SSL_CTX_free(l->context);
+    close(l->fd);
+}
+
+static ssize_t link_send(struct link *l, const char *bytes, size_t n) {
+    return l->ssl != NULL ? SSL_write(l->ssl, bytes, (int)n) : send(l->fd, bytes, n, MSG_NOSIGNAL);
+}
+
+static ssize_t link_recv(struct link *l, char *bytes, size_t n) {
+    return l->ssl != NULL ? SSL_read(l->ssl, bytes, (int)n) : recv(l->fd, bytes, n, 0);
+}
+
 /* The status of GET /health, 0 when there is no answer. HTTP/1.0 needs no Host, which option allowed-hosts might refuse. */
-static int ask(int fd) {
+static int ask(struct link *l) {
     static const char request[] = "GET /health HTTP/1.0\r\n\r\n";
     char text[1024];
     size_t n = 0;
     int status = 0;
-    ssize_t got = send(fd, request, sizeof request - 1, MSG_NOSIGNAL);
+    ssize_t got = link_send(l, request, sizeof request - 1);
     while (got > 0 && n < sizeof text - 1) {
-        got = recv(fd, text + n, sizeof text - 1 - n, 0);
+        got = link_recv(l, text + n, sizeof text - 1 - n);
         if (got > 0) n += (size_t)got;
     }
     text[n] = '\0';
@@ -75,12 +107,16 @@ static int ask(int fd) {
 }
 
 static int check(const struct config *c) {
-    int fd = c->unix_socket[0] != '\0' ? dial_unix(c->unix_socket) : dial_tcp(reachable(c->host), c->port);
-    if (fd < 0) return EXIT_CODE_FAILED;
-    int status = ask(fd);
-    close(fd);
-    if (status == 0) fprintf(stderr, "moed: healthcheck: no answer within %d s\n", TIMEOUT_S);
-    else if (status != 200) fprintf(stderr, "moed: healthcheck: not ready, status %d\n", status);
+    bool local = c->unix_socket[0] != '\0', tls = !local && c->tls_cert[0] != '\0';
+    struct link l = {.fd = local ? dial_unix(c->unix_socket) : dial_tcp(reachable(c->host), c->port)};
+    int status = 0;
+    if (l.fd < 0) return EXIT_CODE_FAILED;
+    if (!tls || start_tls(&l)) {
+        status = ask(&l);
+        if (status == 0) fprintf(stderr, "moed: healthcheck: no answer within %d s\n", TIMEOUT_S);
+        else if (status != 200) fprintf(stderr, "moed: healthcheck: not ready, status %d\n", status);
+    }
+    hang_up(&l);
     return status == 200 ? EXIT_CODE_OK : EXIT_CODE_FAILED;
 }
 

@@ -275,10 +275,12 @@ static int serve(struct app *a) {
     struct err e = {0};
     int rc = check_options(&a->config, &e);
     if (rc != ST_OK) return fail(&e, EXIT_CODE_CONFIG);
+    if ((rc = server_check_options(&a->config, &e)) != ST_OK) return fail(&e, EXIT_CODE_CONFIG);
     rc = server_check_port(&a->config, &e);
     if (rc != ST_OK) return fail(&e, rc == ST_INVALID ? EXIT_CODE_CONFIG : EXIT_CODE_TEMP);
     signal(SIGTERM, on_early_signal);
     signal(SIGINT, on_early_signal);
+    signal(SIGHUP, SIG_IGN); /* nothing has been read that could be read again */
     rc = open_all(a, &e);
     if (rc != ST_OK) return fail(&e, a->engine != NULL && rc == ST_IO ? EXIT_CODE_TEMP : EXIT_CODE_FAILED); /* TEMP: the port went meanwhile */
     const char *url;

@@ -8,6 +8,9 @@
  * a write fails seconds later, no HTTP client library half-closes, and a retry storm of abandoned prompts is
  * what kills inference servers. A FIN after the last byte of a response is the normal end.
  *
+ * TLS sits between the socket and all of this: what the socket gives goes through tls_input and tls_read before it is
+ * looked at, what conn__write is given through tls_write before it is sent. Limits of output count what is sent.
+ *
  * A connection that is refused keeps being read (and discarded) for a moment after its response: closing with
  * unread input makes the kernel send RST, which can destroy the answer before the client reads it. */
 #include <poll.h>
@@ -46,6 +49,7 @@ static void on_closed(uv_handle_t *handle) {
     struct conn *c = handle->data;
     http_parse_clear(&c->parse);
     buf_clear(&c->ahead);
+    tls_close(c->tls);
     listener__forget(c);
 }
 
@@ -57,6 +61,8 @@ void conn__drop(struct conn *c, bool reset) {
     c->box = NULL;
     if (box != NULL)
         exchange__client_lost(box);
+    if (c->tls != NULL && !reset)
+        tls_shutdown(c->tls);
     if (!reset || c->h.stream.type != UV_TCP || uv_tcp_close_reset(&c->h.tcp, on_closed) != 0)
         uv_close((uv_handle_t *)&c->h, on_closed);
 }
@@ -80,6 +86,8 @@ static void begin_close(struct conn *c) {
     buf_clear(&c->ahead);
     c->drained = 0;
     c->shutdown.data = c;
+    if (c->tls != NULL)
+        tls_shutdown(c->tls);
     if (uv_shutdown(&c->shutdown, &c->h.stream, on_shutdown) != 0)
         conn__drop(c, false);
     else
@@ -125,19 +133,29 @@ static int queue_rest(struct conn *c, const uv_buf_t *bufs, unsigned n_bufs, siz
     return ST_OK;
 }
 
-int conn__write(struct conn *c, const uv_buf_t *bufs, unsigned n_bufs) {
-    if (c == NULL || c->state >= CONN_CLOSING)
-        return ST_CANCELLED;
+/* Bytes as the socket gets them. */
+static int send_bytes(struct conn *c, const uv_buf_t *bufs, unsigned n_bufs) {
     size_t total = 0;
     for (unsigned i = 0; i < n_bufs; i++)
         total += bufs[i].len;
     int sent = uv_try_write(&c->h.stream, bufs, n_bufs);
     if (sent == UV_EAGAIN)
         sent = 0;
+    if (sent < 0)
+        return ST_IO;
+    return (size_t)sent < total ? queue_rest(c, bufs, n_bufs, (size_t)sent, total) : ST_OK;
+}
+
+static int send_record(void *conn, const char *bytes, size_t n) {
+    uv_buf_t b = uv_buf_init((char *)bytes, (unsigned)n);
+    return send_bytes(conn, &b, 1);
+}
+
+int conn__write(struct conn *c, const uv_buf_t *bufs, unsigned n_bufs) {
+    if (c == NULL || c->state >= CONN_CLOSING)
+        return ST_CANCELLED;
     c->sent_any = true;
-    int rc = sent < 0 ? ST_IO : ST_OK;
-    if (rc == ST_OK && (size_t)sent < total)
-        rc = queue_rest(c, bufs, n_bufs, (size_t)sent, total);
+    int rc = c->tls != NULL ? tls_write(c->tls, bufs, n_bufs) : send_bytes(c, bufs, n_bufs);
     if (rc != ST_OK)
         conn__drop(c, true);
     return rc;
@@ -269,14 +287,63 @@ static void on_alloc(uv_handle_t *handle, size_t suggested, uv_buf_t *out) {
     *out = uv_buf_init(c->server->listener->read_buffer, LIMIT_READ_BYTES);
 }
 
+static void received(struct conn *c, const char *data, size_t n) {
+    if (c->state == CONN_BUSY || c->ahead.len > 0)
+        keep_ahead(c, data, n);
+    else
+        process(c, data, n);
+}
+
+static void end_of_input(struct conn *c) {
+    c->eof = true;
+    uv_read_stop(&c->h.stream);
+    after_eof(c);
+}
+
+/* Plain HTTP where TLS is spoken: told so, in plain HTTP. */
+static void refuse_plain(struct conn *c) {
+    tls_close(c->tls);
+    c->tls = NULL;
+    c->server->http_stats->n_tls_failed++;
+    reply__refuse(c, 400, "This port speaks TLS: the address begins with https://.");
+}
+
+static void tls_broken(struct conn *c) {
+    if (!tls_established(c->tls))
+        c->server->http_stats->n_tls_failed++;
+    log_debug("tls", "a connection is given up: %s", tls_error(c->tls));
+    if (c->box != NULL) /* nobody is there to be answered */
+        conn__drop(c, false);
+    else
+        begin_close(c); /* the alert goes out first */
+}
+
+static void received_tls(struct conn *c, const char *data, size_t n) {
+    bool letter = (data[0] >= 'A' && data[0] <= 'Z') || (data[0] >= 'a' && data[0] <= 'z'); /* records begin with 20 to 23 */
+    if (!tls_started(c->tls) && letter) {
+        refuse_plain(c);
+        return;
+    }
+    enum tls_event ev = TLS_DATA;
+    tls_input(c->tls, data, n);
+    while (ev == TLS_DATA && c->state < CONN_CLOSING) { /* a connection that is closing ignores the rest */
+        ev = tls_read(c->tls, &data, &n);
+        if (ev == TLS_DATA)
+            received(c, data, n);
+    }
+    tls_input(c->tls, NULL, 0);
+    if (ev == TLS_CLOSED)
+        end_of_input(c);
+    else if (ev == TLS_FAILED)
+        tls_broken(c);
+}
+
 static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *b) {
     struct conn *c = stream->data;
     if (n == 0 || c->state == CONN_DEAD)
         return;
     if (n == UV_EOF) {
-        c->eof = true;
-        uv_read_stop(stream);
-        after_eof(c);
+        end_of_input(c);
         return;
     }
     if (n < 0) {
@@ -288,10 +355,10 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *b) {
         c->drained += (size_t)n;
         if (c->drained > LIMIT_LINGER_BYTES)
             conn__drop(c, false);
-    } else if (c->state == CONN_BUSY || c->ahead.len > 0) {
-        keep_ahead(c, b->base, (size_t)n);
+    } else if (c->tls != NULL) {
+        received_tls(c, b->base, (size_t)n);
     } else {
-        process(c, b->base, (size_t)n);
+        received(c, b->base, (size_t)n);
     }
 }
 
@@ -312,7 +379,9 @@ int conn__accept(struct listen_socket *k) {
     struct server *s = k->server;
     struct listener *l = s->listener;
     struct conn *c = mem_zalloc(1, sizeof *c);
-    if (c == NULL || init_stream(c, k) != 0) {
+    if (c == NULL || (k->tls && tls_open(&c->tls, l->tls, send_record, c) != ST_OK) || init_stream(c, k) != 0) {
+        if (c != NULL)
+            tls_close(c->tls);
         mem_free(c);
         return ST_NOMEM;
     }
@@ -321,7 +390,7 @@ int conn__accept(struct listen_socket *k) {
     c->h.stream.data = c;
     c->paused = true; /* until read_on */
     http_parse_init(&c->parse, &l->limits);
-    buf_init(&c->ahead, LIMIT_AHEAD_BYTES + LIMIT_READ_BYTES);
+    buf_init(&c->ahead, LIMIT_AHEAD_BYTES + LIMIT_READ_BYTES + LIMIT_TLS_RECORD_BYTES); /* a record may have begun in the read before */
     c->next = l->conns;
     if (l->conns != NULL)
         l->conns->prev = c;
@@ -352,6 +421,12 @@ static void timed_out(struct conn *c, enum http_timeout which) {
         reply__refuse(c, 408, "The request body did not arrive in time.");
     else
         conn__drop(c, which == TIMEOUT_WRITE);
+}
+
+/* The handshake counts against the time of the first head, but has no more than its own. */
+static bool handshake_too_slow(const struct conn *c, uint64_t age_ms) {
+    uint32_t head_ms = c->server->opts->config->header_timeout_ms;
+    return c->tls != NULL && !tls_established(c->tls) && age_ms > (head_ms < LIMIT_TLS_HANDSHAKE_MS ? head_ms : LIMIT_TLS_HANDSHAKE_MS);
 }
 
 /* True when bytes wait and none went out for write_timeout_ms. */
@@ -415,7 +490,9 @@ void conn__tick(struct conn *c, uint64_t now_ms) {
     }
     switch (c->state) {
     case CONN_IDLE:
-        if (conn__unsent(c) == 0 && age_ms > (c->sent_any ? cfg->keepalive_timeout_ms : cfg->header_timeout_ms))
+        if (handshake_too_slow(c, age_ms))
+            timed_out(c, TIMEOUT_TLS);
+        else if (conn__unsent(c) == 0 && age_ms > (c->sent_any ? cfg->keepalive_timeout_ms : cfg->header_timeout_ms))
             timed_out(c, TIMEOUT_IDLE);
         break;
     case CONN_HEAD:

@@ -45,7 +45,7 @@ static void put_connections(const struct server *s, struct buf *out) {
 }
 
 void http_stats__put(const struct server *s, struct buf *out) {
-    static const char *const phases[N_TIMEOUTS] = {"head", "body", "idle", "write"};
+    static const char *const phases[N_TIMEOUTS] = {"tls", "head", "body", "idle", "write"};
     const struct http_stats *st = s->http_stats;
     put_connections(s, out);
     put_counter(out, "moed_http_connections_accepted_total", "Client connections accepted.", st->n_accepted);
@@ -70,6 +70,7 @@ void http_stats__put(const struct server *s, struct buf *out) {
                   "# TYPE moed_http_timeouts_total counter\n");
     for (int i = 0; i < N_TIMEOUTS; i++)
         buf_printf(out, "moed_http_timeouts_total{phase=\"%s\"} %llu\n", phases[i], (unsigned long long)st->timeouts[i]);
+    put_counter(out, "moed_tls_handshakes_failed_total", "Connections to the TLS port that did not speak it.", st->n_tls_failed);
     put_counter(out, "moed_http_clients_gone_total", "Clients that left before their response was complete.", st->n_gone);
     put_counter(out, "moed_http_slow_readers_total", "Streams cancelled because the client did not read.", st->n_overflow);
     hist_put(&st->seconds, out, "moed_http_request_duration_seconds", "From a complete request to a complete response.");

@@ -30,6 +30,9 @@ enum {
     LIMIT_OUT_SYNC_BYTES = 256 * 1024,/* unsent bytes at which the next pipelined request has to wait          */
     LIMIT_LINGER_MS = 2000,           /* how long a refused client may go on sending ...                       */
     LIMIT_LINGER_BYTES = 64 * 1024,   /* ... and how much, before the socket is closed under it                */
+    LIMIT_TLS_HANDSHAKE_MS = 10 * 1000,  /* or option header-timeout, if that is shorter                       */
+    LIMIT_TLS_RECORD_BYTES = 16 * 1024,   /* plain bytes of one record, by the standard                        */
+    LIMIT_TLS_CONTROL_BYTES = 256 * 1024, /* handshake, tickets and key updates a connection may cause         */
     LIMIT_FD_RESERVE = 16,            /* descriptors kept free for logs, /proc and libraries                   */
     LIMIT_BACKLOG = 511,
 

@@ -203,6 +203,8 @@ int listener__open(struct server *s, struct err *e) {
     if (getrandom(&l->id_salt, sizeof l->id_salt, 0) != sizeof l->id_salt) l->id_salt = uv_hrtime();
     int rc = plan_connections(l, cfg, e);
     if (rc != ST_OK) return rc;
+    if (cfg->tls_cert[0] != '\0' && (rc = tls_context_open(&l->tls, cfg->tls_cert, cfg->tls_key, e)) != ST_OK) return rc;
+    if (l->tls != NULL) tls_context_log(l->tls);
     uv_timer_init(&s->loop, &l->tick);
     uv_idle_init(&s->loop, &l->deferred);
     l->tick.data = l->deferred.data = s;
@@ -229,7 +231,10 @@ void listener__close(struct server *s) {
 }
 
 void listener__free(struct server *s) {
-    if (s->listener != NULL) mem_free(s->listener->read_buffer);
+    if (s->listener != NULL) {
+        mem_free(s->listener->read_buffer);
+        tls_context_close(s->listener->tls);
+    }
     mem_free(s->listener);
     s->listener = NULL;
 }

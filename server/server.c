@@ -69,7 +69,41 @@ void server__cut(struct server *s, bool at_once) {
     if (at_once) uv_stop(&s->loop);
 }
 
+/* ---- SIGHUP ---- */
+
+static void reloaded(const char *what, int rc, const struct err *e) {
+    if (rc == ST_OK) log_info("server", "SIGHUP: %s: read again", what);
+    else log_error("server", "SIGHUP: %s: %s; the old ones stay in force", what, e->text);
+}
+
+void server__reload(struct server *s) {
+    struct tls_context *tls = s->listener->tls;
+    struct err e = {0};
+    int rc;
+    if (tls != NULL) {
+        rc = tls_context_reload(tls, &e);
+        reloaded("certificate and key", rc, &e);
+        if (rc == ST_OK) tls_context_log(tls);
+    }
+    if (s->opts->config->api_key_file[0] != '\0') {
+        rc = access_reload(s->access, &e);
+        reloaded("API keys", rc, &e);
+        if (rc == ST_OK) log_info("server", "%u API keys", access_n_keys(s->access));
+    }
+    if (tls == NULL && s->opts->config->api_key_file[0] == '\0') log_info("server", "SIGHUP: nothing to read again: neither tls-cert nor api-key-file is set");
+}
+
 /* ---- life ---- */
+
+int server_check_options(const struct config *cfg, struct err *e) {
+    struct access *access = NULL;
+    struct tls_context *tls = NULL;
+    int rc = access_open(&access, cfg, e);
+    if (rc == ST_OK && cfg->tls_cert[0] != '\0') rc = tls_context_open(&tls, cfg->tls_cert, cfg->tls_key, e);
+    tls_context_close(tls);
+    access_close(access);
+    return rc;
+}
 
 static int start_scheduler(struct server *s, struct err *e) {
     const struct config *cfg = s->opts->config;

@@ -30,6 +30,7 @@ struct server_opts {
 
 /* Can config.host:port and config.unix_socket be had? For asking before a model is loaded for minutes; ST_IO names address and option. */
 int server_check_port(const struct config *cfg, struct err *e);
+int server_check_options(const struct config *cfg, struct err *e); /* are the files of API keys, certificate and key good? */
 int server_open(struct server **out, const struct server_opts *o, struct err *e); /* binds; port taken = ST_IO naming address and option */
 const char *server_url(const struct server *s, uint32_t i); /* the i-th address it listens on, ports as they are ("http://127.0.0.1:8080", "unix:/run/moed"); NULL behind the last */
 int server_run(struct server *s);              /* until SIGTERM/SIGINT drained or the engine failed: 0, or ST_INTERNAL when the engine failed, ST_CANCELLED when the drain was cut short */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * SIGTERM and SIGINT: the first one drains, the second one stops at once. SIGPIPE is ignored: a write to a closed
+ * SIGTERM and SIGINT: the first one drains, the second one stops at once. SIGHUP reads certificate and keys again. SIGPIPE is ignored: a write to a closed
  * socket is an ordinary error here. Once the loop is over nothing is left to stop: later signals are ignored, so that
  * the exit code tells how the run ended and not that a supervisor was impatient. */
 #include <signal.h>
@@ -17,17 +17,26 @@ static void on_signal(uv_signal_t *handle, int signum) {
         server__drain(s);
 }
 
+static void on_hangup(uv_signal_t *handle, int signum) {
+    (void)signum;
+    server__reload(handle->data);
+}
+
 int signals__open(struct server *s, struct err *e) {
     struct listener *l = s->listener;
     signal(SIGPIPE, SIG_IGN);
     int rc = uv_signal_init(&s->loop, &l->sigterm);
     if (rc == 0)
         rc = uv_signal_init(&s->loop, &l->sigint);
-    l->sigterm.data = l->sigint.data = s;
+    if (rc == 0)
+        rc = uv_signal_init(&s->loop, &l->sighup);
+    l->sigterm.data = l->sigint.data = l->sighup.data = s;
     if (rc == 0)
         rc = uv_signal_start(&l->sigterm, on_signal, SIGTERM);
     if (rc == 0)
         rc = uv_signal_start(&l->sigint, on_signal, SIGINT);
+    if (rc == 0)
+        rc = uv_signal_start(&l->sighup, on_hangup, SIGHUP);
     if (rc != 0)
         return err_set(e, ST_IO, "cannot watch signals: %s", uv_strerror(rc));
     return ST_OK;
@@ -43,4 +52,5 @@ static void close_one(uv_signal_t *handle, int signum) {
 void signals__close(struct server *s) {
     close_one(&s->listener->sigterm, SIGTERM);
     close_one(&s->listener->sigint, SIGINT);
+    close_one(&s->listener->sighup, SIGHUP);
 }

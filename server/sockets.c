@@ -60,7 +60,7 @@ static unsigned port_of(const struct sockaddr_storage *addr) {
 
 static void describe_tcp(struct listen_socket *k, const char *host, const struct sockaddr_storage *addr) {
     bool v6 = strchr(host, ':') != NULL;
-    snprintf(k->url, sizeof k->url, "http://%s%.200s%s:%u", v6 ? "[" : "", host, v6 ? "]" : "", port_of(addr));
+    snprintf(k->url, sizeof k->url, "http%s://%s%.200s%s:%u", k->tls ? "s" : "", v6 ? "[" : "", host, v6 ? "]" : "", port_of(addr));
     k->from = access_is_loopback(host) ? ACCESS_LOOPBACK : ACCESS_NETWORK;
 }
 
@@ -77,6 +77,7 @@ static int open_tcp(struct server *s, uv_connection_cb on_connection, struct err
     if (rc == 0) rc = uv_listen(&k->h.stream, LIMIT_BACKLOG, on_connection);
     if (rc == 0) rc = uv_tcp_getsockname(&k->h.tcp, (struct sockaddr *)&addr, &len);
     if (rc != 0) return bind_error(cfg, rc, e);
+    k->tls = s->listener->tls != NULL;
     describe_tcp(k, cfg->host, &addr);
     return ST_OK;
 }
@@ -206,6 +207,8 @@ struct listen_socket *sockets__add(struct listener *l) {
 static int check_options(const struct config *cfg, struct err *e) {
     if (cfg->host[0] == '\0' && cfg->unix_socket[0] == '\0')
         return err_set(e, ST_INVALID, "host is empty and there is no unix-socket: nobody could connect");
+    if (cfg->tls_key[0] != '\0' && cfg->tls_cert[0] == '\0')
+        return err_set(e, ST_INVALID, "tls-key without tls-cert: TLS takes both (tls-key may be left out when one file has them)");
     return ST_OK;
 }
 

@@ -14,6 +14,7 @@
 #include "server/internal.h"
 #include "server/limits.h"
 #include "server/metrics_hist.h"
+#include "server/tls.h"
 
 enum conn_state {
     CONN_IDLE,    /* between requests: not a byte of the next one                        */
@@ -31,6 +32,7 @@ struct listen_socket {
     enum access_from from;
     bool open;                 /* h is initialised                                              */
     bool waiting;              /* libuv holds a connection that has not been taken              */
+    bool tls;                  /* its connections speak TLS                                     */
     bool made;                 /* the file of a Unix socket is ours: this one                   */
     dev_t dev;
     ino_t ino;
@@ -41,6 +43,7 @@ struct conn {
     union { uv_stream_t stream; uv_tcp_t tcp; uv_pipe_t pipe; } h; /* first; data = conn        */
     uv_shutdown_t shutdown;
     const struct listen_socket *socket;
+    struct tls *tls;           /* NULL = plain                                                  */
     struct server *server;
     struct conn *prev, *next;  /* list of all connections                                       */
     struct conn *ready_next;   /* list of connections whose next request can be read            */
@@ -81,7 +84,7 @@ struct listener {
     uint32_t n_sockets, next_socket;
     uv_timer_t tick;
     uv_idle_t deferred;
-    uv_signal_t sigterm, sigint;
+    uv_signal_t sigterm, sigint, sighup;
     struct conn *conns;        /* newest first                                                  */
     struct conn *ready;
     struct conn *tick_next;    /* where the round that looks at the time goes on; NULL = it is over */
@@ -91,6 +94,7 @@ struct listener {
     bool accept_paused;        /* a connection waits in libuv until one closes                  */
     bool handles;              /* initialised                                                  */
     bool closing;              /* accepts nothing any more                                      */
+    struct tls_context *tls;   /* NULL = no TLS                                                 */
     struct http_limits limits;
     uint64_t body_bytes;       /* in all bodies of the process                                  */
     uint64_t next_id, id_salt; /* generated request ids                                         */
@@ -104,13 +108,14 @@ struct listener {
 /* ---- metrics ---- */
 
 enum { HTTP_N_ROUTES = 24, HTTP_N_CODES = 20 }; /* the last of each means "other" */
-enum http_timeout { TIMEOUT_HEAD, TIMEOUT_BODY, TIMEOUT_IDLE, TIMEOUT_WRITE, N_TIMEOUTS };
+enum http_timeout { TIMEOUT_TLS, TIMEOUT_HEAD, TIMEOUT_BODY, TIMEOUT_IDLE, TIMEOUT_WRITE, N_TIMEOUTS };
 
 struct http_stats {
     uint64_t n_accepted, n_evicted;                   /* idle connections closed to make room         */
     uint64_t requests[HTTP_N_ROUTES][HTTP_N_CODES];
     uint64_t parse_errors[HTTP_N_CODES];
     uint64_t timeouts[N_TIMEOUTS];
+    uint64_t n_tls_failed;                            /* handshakes that came to nothing              */
     uint64_t n_gone, n_overflow;                      /* clients lost mid-request; of those, too slow */
     struct hist seconds;                              /* request complete to response complete        */
 };
@@ -132,6 +137,7 @@ void listener__tick_start(struct server *s);
 void listener__close_idle(struct server *s);          /* every connection between requests */
 void server__check_done(struct server *s);            /* server.c: stop the loop when nothing is left to wait for */
 void server__drain(struct server *s);                 /* server.c: first SIGTERM or SIGINT */
+void server__reload(struct server *s);                /* server.c: SIGHUP: certificate and API keys */
 void server__cut(struct server *s, bool at_once);     /* server.c: second signal, or drain_timeout_ms passed */
 
 /* ---- sockets.c ---- */

@@ -29,11 +29,11 @@ packages() {
         echo make gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static
         return
     fi
-    echo gcc make pkg-config libc6-dev libuv1-dev libcjson-dev libpcre2-dev liburing-dev libxxhash-dev python3 python3-pip ca-certificates
+    echo gcc make pkg-config libc6-dev libuv1-dev libcjson-dev libpcre2-dev liburing-dev libxxhash-dev libssl-dev python3 python3-pip ca-certificates
     llhttp
     case $what in
     test)
-        echo g++ python3-venv curl pmccabe clang
+        echo g++ python3-venv curl openssl pmccabe clang
         # Ubuntu's chromium is a snap, which containers cannot run: the test of the page is skipped there.
         if grep -q '^ID=debian' /etc/os-release; then echo chromium; fi
         ;;

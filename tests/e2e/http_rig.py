@@ -9,6 +9,7 @@ import re
 import resource
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -29,8 +30,8 @@ SEED = 20261130
 class Server:
     """server_fake with options; `own` are the fake engine's (step-us=1000), `flags` those of moed serve."""
 
-    def __init__(self, *flags, own=(), limits=None, leak_check=True):
-        self.leak_check = leak_check
+    def __init__(self, *flags, own=(), limits=None, leak_check=True, tls=None):
+        self.leak_check, self.tls = leak_check, tls
         env = {k: v for k, v in os.environ.items() if not k.startswith("MOED_")}
         pre = (lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limits)) if limits else None
         self.child = subprocess.Popen([HELPER, *own, "--", "--model", "fake", "--port", "0", "--allowed-hosts", "*", *flags], stdout=subprocess.PIPE,
@@ -72,7 +73,7 @@ class Server:
         s.settimeout(timeout * SLOW)
         s.connect(("127.0.0.1", self.port))
         s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return s
+        return over_tls(s, self.tls) if self.tls else s
 
     def metric(self, name):
         """Sum of all samples of a metric whose line starts with `name`."""
@@ -89,6 +90,19 @@ class Server:
             if time.monotonic() > deadline:
                 raise AssertionError(f"{name} stayed {value}")
             time.sleep(0.02)
+
+
+class TlsSocket(ssl.SSLSocket):
+    """Half-closes as a plain socket does: FIN without close_notify, and reading goes on."""
+
+    def shutdown(self, how):
+        socket.socket.shutdown(self, how)
+
+
+def over_tls(s, context):
+    context.sslsocket_class = TlsSocket
+    # An end without close_notify is an error: the server always says it.
+    return context.wrap_socket(s, suppress_ragged_eofs=False)
 
 
 # ---- responses ----
@@ -250,9 +264,9 @@ def run(test, *args):
     return True
 
 
-def on_shared_server(tests, *flags, own=()):
+def on_shared_server(tests, *flags, own=(), tls=None):
     ok = True
-    with Server(*flags, own=own) as server:
+    with Server(*flags, own=own, tls=tls) as server:
         for test in tests:
             ok &= run(test, server)
     return ok

@@ -2,6 +2,7 @@
 """API keys, Host and Origin on a running server: who gets in, what a browser is told, what the official client raises."""
 import json
 import os
+import signal
 import sys
 import tempfile
 import threading
@@ -9,7 +10,7 @@ import time
 
 import openai
 
-from serving import Server, check, run_cases
+from serving import Server, check, head, more, run_cases
 
 ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
 BODY = json.dumps({"prompt": "a b", "max_tokens": 4}).encode()
@@ -130,6 +131,38 @@ def browsers_are_told():
         check(ask(s)[0] == 200, "a client that is no browser")
 
 
+def keys_are_read_again():
+    """SIGHUP: a new key is let in, one that is gone is not, its stream goes on; a bad file changes nothing."""
+    with Keys() as keys, Server.fake("--api-key-file", keys, step_us=5000) as s:
+        status = lambda key: ask(s, ("Authorization", f"Bearer {key}"), method="GET", path="/v1/models")[0]
+
+        def becomes(key, want):
+            s.process.send_signal(signal.SIGHUP)
+            deadline = time.monotonic() + 20
+            while status(key) != want:
+                check(time.monotonic() < deadline, f"{want} for {key} never came")
+                time.sleep(0.02)
+
+        with s.connect() as stream:
+            body = json.dumps({"prompt": "a b", "max_tokens": 200, "ignore_eos": True, "stream": True}).encode()
+            stream.sendall(head("POST", "/v1/completions", body, [JSON, ("X-Api-Key", ALICE)]) + body)
+            check(stream.recv(4096).startswith(b"HTTP/1.1 200"), "no stream")
+            with open(keys, "w") as f:
+                f.write("carol-0123456789abcdef\n")
+            becomes("carol-0123456789abcdef", 200)
+            check(status(ALICE) == status(BOB) == 401, "a key that is gone")
+            with open(keys, "w") as f:
+                f.write("carol\n")
+            s.process.send_signal(signal.SIGHUP)
+            time.sleep(0.2)
+            check(status("carol-0123456789abcdef") == 200, "a bad file changed something")
+            text = b""
+            while b"[DONE]" not in text:
+                text = more(stream, text)
+        log = s.stderr()
+        check("API keys: read again" in log and "the old ones stay in force" in log and "0123456789" not in log, log)
+
+
 def bad_files_stop_the_start():
     with tempfile.NamedTemporaryFile("w") as f:
         f.write("short\n")
@@ -144,4 +177,4 @@ def bad_files_stop_the_start():
 
 if __name__ == "__main__":
     sys.exit(run_cases(keys_are_asked_for, official_client_raises, concurrency_is_given_back, keys_share_the_server, foreign_hosts_are_refused, browsers_are_told,
-                       bad_files_stop_the_start))
+                       keys_are_read_again, bad_files_stop_the_start))

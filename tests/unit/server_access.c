@@ -161,6 +161,52 @@ TEST(hosts_and_origins) {
     }
 }
 
+/* Puts content into the file that a was opened with, and reads it again. */
+static int reload(struct access *a, struct config *cfg, const char *content, struct err *e) {
+    FILE *f = fopen(cfg->api_key_file, "w");
+    if (f == NULL || fputs(content, f) < 0 || fclose(f) != 0) return ST_IO;
+    int st = access_reload(a, e);
+    unlink(cfg->api_key_file);
+    return st;
+}
+
+TEST(reading_the_file_again) {
+    struct config cfg = rules("127.0.0.1", "", "");
+    struct access *a;
+    struct err e = { 0 };
+    CHECKF(rules_open(&a, &cfg, ALICE " concurrent=2\n" BOB "\n", &e) == 0, "%s", e.text);
+    struct access_verdict alice = ask(a, NULL, ALICE, true, 1), bob = ask(a, NULL, BOB, true, 1);
+    CHECK(alice.status == 0 && bob.status == 0);
+    for (int i = 0; i < 3; i++) { /* what is wrong changes nothing */
+        static const char *const bad[] = { "", "short\n", "carol-0123456789abcdef\nshort\n" };
+        CHECK(reload(a, &cfg, bad[i], &e) != 0);
+        CHECK(access_n_keys(a) == 2 && ask(a, NULL, BOB, false, 1).status == 0 && ask(a, NULL, "carol-0123456789abcdef", false, 1).status == 401);
+    }
+    /* Bob is gone, others came, Alice may run one: which she does. */
+    CHECKF(reload(a, &cfg, "carol-0123456789abcdef\ndave-00123456789abcdef concurrent=1\n" ALICE " concurrent=1\n", &e) == 0, "%s", e.text);
+    CHECK(access_n_keys(a) == 3);
+    CHECK(ask(a, NULL, BOB, false, 1).status == 401 && ask(a, NULL, "", false, 1).status == 401);
+    CHECK(ask(a, NULL, ALICE, true, 1).status == 429);
+    access_done(a, alice.key, 1);
+    CHECK(ask(a, NULL, ALICE, true, 1).status == 0);
+    struct access_verdict dave = ask(a, NULL, "dave-00123456789abcdef", true, 1);
+    CHECK(dave.status == 0 && ask(a, NULL, "dave-00123456789abcdef", true, 1).status == 429);
+    access_done(a, bob.key, 1); /* of a key that is not there any more: nobody else's place */
+    CHECK(ask(a, NULL, "dave-00123456789abcdef", true, 1).status == 429);
+    CHECKF(reload(a, &cfg, BOB " concurrent=1\n", &e) == 0, "%s", e.text);
+    bob = ask(a, NULL, BOB, true, 1);
+    CHECK(bob.status == 0 && ask(a, NULL, BOB, true, 1).status == 429 && access_n_keys(a) == 1);
+    access_done(a, dave.key, 1);
+    CHECK(ask(a, NULL, BOB, true, 1).status == 429);
+    for (int i = 0; i < 100; i++) { /* places are used again */
+        char text_[128];
+        snprintf(text_, sizeof text_, "key-%03d-0123456789abcdef\nkey-%03d-0123456789abcdef\n", 2 * i, 2 * i + 1);
+        CHECKF(reload(a, &cfg, text_, &e) == 0, "%s", e.text);
+    }
+    CHECK(access_n_keys(a) == 2);
+    access_close(a);
+}
+
 TEST(bad_files) {
     static const struct { const char *content, *says; } cases[] = {
         { "", "holds no key" },
@@ -193,6 +239,7 @@ int main(void) {
     RUN(shares_of_keys);
     RUN(limits_of_a_key);
     RUN(hosts_and_origins);
+    RUN(reading_the_file_again);
     RUN(bad_files);
     return test_failed_;
 }
