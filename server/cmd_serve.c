@@ -23,6 +23,7 @@
 #include "model/tokenizer.h"
 #include "offload/trace.h"
 #include "server/cmd_common.h"
+#include "server/cmd_supervisor.h"
 #include "server/cmd_template.h"
 #include "server/commands.h"
 #include "server/server.h"
@@ -40,6 +41,7 @@ struct app {
     struct engine *engine;
     struct trace_writer *trace; /* NULL without option trace */
     struct server *server;
+    struct supervisor supervisor;
     char name[128];        /* model id shown to clients */
     const char *file_name; /* base name of config.model */
     uint64_t ram_bytes;    /* the ceiling in force */
@@ -228,7 +230,8 @@ static int open_all(struct app *a, struct err *e) {
     name_model(a);
     log_info("model", "%s: %s, loaded in %.1f s", a->name, model_arch_name(a->model), (double)(clock_mono_ns() - t0) * 1e-9);
     struct server_opts o = {.config = &a->config, .tokenizer = a->tokenizer, .chat = a->chat, .model_name = a->name, .ops = engine_ops(),
-                            .engine = a->engine, .engine_enter = enter_engine, .engine_enter_ctx = a, .pooling = pooling, .arch = model_arch_name(a->model), .file_name = a->file_name};
+                            .engine = a->engine, .engine_enter = enter_engine, .engine_enter_ctx = a, .pooling = pooling, .arch = model_arch_name(a->model), .file_name = a->file_name,
+                            .first_fd = SUPERVISOR_FIRST_FD, .n_fds = a->supervisor.n_sockets, .announce = supervisor_tell, .announce_ctx = &a->supervisor};
     return server_open(&a->server, &o, e);
 }
 
@@ -276,7 +279,7 @@ static int serve(struct app *a) {
     int rc = check_options(&a->config, &e);
     if (rc != ST_OK) return fail(&e, EXIT_CODE_CONFIG);
     if ((rc = server_check_options(&a->config, &e)) != ST_OK) return fail(&e, EXIT_CODE_CONFIG);
-    rc = server_check_port(&a->config, &e);
+    if (a->supervisor.n_sockets == 0) rc = server_check_port(&a->config, &e);
     if (rc != ST_OK) return fail(&e, rc == ST_INVALID ? EXIT_CODE_CONFIG : EXIT_CODE_TEMP);
     signal(SIGTERM, on_early_signal);
     signal(SIGINT, on_early_signal);
@@ -286,6 +289,7 @@ static int serve(struct app *a) {
     const char *url;
     for (uint32_t i = 0; (url = server_url(a->server, i)) != NULL; i++) printf("listening on %s\n", url);
     fflush(stdout);
+    supervisor_tell(&a->supervisor, SERVER_READY);
     return exit_code_of(server_run(a->server));
 }
 
@@ -302,6 +306,7 @@ int cmd_serve(int argc, char **argv, char **environ_) {
     struct err e = {0};
     enum config_action action;
     int code = EXIT_CODE_OK;
+    supervisor_read(&a.supervisor, environ_);
     if (config_load(&a.config, argc, argv, environ_, &action, &e) != ST_OK) return fail(&e, EXIT_CODE_CONFIG);
     switch (action) {
     case CONFIG_RUN:

@@ -32,7 +32,8 @@ static int help(FILE *out) {
     config_help(out);
     fputs("\nExit codes: 0 done (serve: shut down with every accepted request finished), 1 failed at run time or requests were\n"
           "cut short, 2 wrong usage, 75 the port cannot be had now, 78 an option, the environment or the config file is wrong.\n"
-          "SIGTERM or SIGINT lets running requests finish (drain-timeout); a second one stops at once.\n", out);
+          "SIGTERM or SIGINT lets running requests finish (drain-timeout); a second one stops at once. SIGHUP reads certificate and API keys\n"
+          "again. Under systemd NOTIFY_SOCKET and LISTEN_FDS are heeded.\n", out);
     return EXIT_CODE_OK;
 }
 

@@ -34,6 +34,10 @@ static void on_wake(void *ctx) {
 
 /* ---- shutdown ---- */
 
+static void announce(const struct server *s, enum server_phase phase) {
+    if (s->opts->announce != NULL) s->opts->announce(s->opts->announce_ctx, phase);
+}
+
 static bool unsent_anywhere(const struct listener *l) {
     for (const struct conn *c = l->conns; c != NULL; c = c->next) {
         if (c->state == CONN_CLOSING ? !c->shutdown_done : c->state != CONN_DEAD && conn__unsent(c) > 0) return true;
@@ -55,6 +59,7 @@ void server__check_done(struct server *s) {
 
 void server__drain(struct server *s) {
     s->draining = true;
+    announce(s, SERVER_STOPPING);
     s->listener->drain_deadline_ms = uv_now(&s->loop) + s->opts->config->drain_timeout_ms;
     listener__close_idle(s);
     listener__tick_start(s);
@@ -80,6 +85,7 @@ void server__reload(struct server *s) {
     struct tls_context *tls = s->listener->tls;
     struct err e = {0};
     int rc;
+    announce(s, SERVER_RELOADING);
     if (tls != NULL) {
         rc = tls_context_reload(tls, &e);
         reloaded("certificate and key", rc, &e);
@@ -91,6 +97,7 @@ void server__reload(struct server *s) {
         if (rc == ST_OK) log_info("server", "%u API keys", access_n_keys(s->access));
     }
     if (tls == NULL && s->opts->config->api_key_file[0] == '\0') log_info("server", "SIGHUP: nothing to read again: neither tls-cert nor api-key-file is set");
+    announce(s, s->draining ? SERVER_STOPPING : SERVER_READY);
 }
 
 /* ---- life ---- */
@@ -117,6 +124,13 @@ static int start_scheduler(struct server *s, struct err *e) {
     return sched_start(&s->sched, &o, e);
 }
 
+static void warn_if_open(const struct server *s) {
+    const struct listener *l = s->listener;
+    for (uint32_t i = 0; i < l->n_sockets && access_n_keys(s->access) == 0; i++)
+        if (l->sockets[i].from == ACCESS_NETWORK)
+            log_warn("server", "everybody who reaches %s may use this server; option api-key-file asks for keys", l->sockets[i].url);
+}
+
 int server_open(struct server **out, const struct server_opts *o, struct err *e) {
     struct server *s = mem_zalloc(1, sizeof *s);
     struct server_opts *copy = mem_alloc(sizeof *copy);
@@ -134,9 +148,8 @@ int server_open(struct server **out, const struct server_opts *o, struct err *e)
     s->start_unix_s = clock_unix_s();
     http_stats__init(stats);
     int rc = access_open(&s->access, o->config, e);
-    if (rc == ST_OK && access_n_keys(s->access) == 0 && o->config->host[0] != '\0' && !access_is_loopback(o->config->host))
-        log_warn("server", "everybody who reaches %s may use this server; option api-key-file asks for keys", o->config->host);
     if (rc == ST_OK) rc = listener__open(s, e);
+    if (rc == ST_OK) warn_if_open(s);
     if (rc == ST_OK) rc = start_scheduler(s, e);
     if (rc == ST_OK) rc = api_open(s, e);
     if (rc != ST_OK) {

@@ -15,6 +15,8 @@ struct tokenizer;
 struct chat_model;
 struct server; /* opaque */
 
+enum server_phase { SERVER_READY, SERVER_RELOADING, SERVER_STOPPING };
+
 struct server_opts {
     const struct config *config;       /* borrowed until server_close                                     */
     const struct tokenizer *tokenizer; /* borrowed until server_close                                     */
@@ -24,6 +26,10 @@ struct server_opts {
     void *engine;
     void (*engine_enter)(void *ctx);   /* called once on the engine's thread, before its first step; NULL = nothing */
     void *engine_enter_ctx;
+    int first_fd;                      /* of the listening sockets that a supervisor has opened ...       */
+    uint32_t n_fds;                    /* ... which take the place of options host, port and unix-socket; taken over; 0 = none */
+    void (*announce)(void *ctx, enum server_phase phase); /* for the supervisor: around a reload, before a drain; NULL = nobody listens */
+    void *announce_ctx;
     enum engine_pooling pooling;       /* of embeddings                                                   */
     const char *arch, *file_name;      /* for model_info in /metrics                                      */
 };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The sockets the server listens on: TCP (host and port) and a Unix socket (unix-socket). What they accept is
- * listener.c's business.
+ * The sockets the server listens on: TCP (host and port) and a Unix socket (unix-socket), or those that a supervisor
+ * has opened already. What they accept is listener.c's business.
  *
  * A Unix socket gets its mode and owner between bind and listen: nobody can connect before. A socket file that nobody
  * answers on is what a killed server left behind and is replaced; anything else at the path is left alone. At the end the
@@ -198,6 +198,39 @@ static void remove_path(const struct listen_socket *k, const char *path) {
     if (k->made && lstat(path, &st) == 0 && st.st_dev == k->dev && st.st_ino == k->ino) unlink(path);
 }
 
+/* ---- sockets of a supervisor ---- */
+
+static int init_inherited(struct server *s, struct listen_socket *k, int fd, const struct sockaddr_storage *addr) {
+    char host[64] = "";
+    if (addr->ss_family == AF_UNIX) {
+        k->from = ACCESS_UNIX;
+        snprintf(k->url, sizeof k->url, "unix:%.107s", ((const struct sockaddr_un *)addr)->sun_path);
+        uv_pipe_init(&s->loop, &k->h.pipe, 0);
+        return uv_pipe_open(&k->h.pipe, fd);
+    }
+    socklen_t len = addr->ss_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
+    getnameinfo((const struct sockaddr *)addr, len, host, sizeof host, NULL, 0, NI_NUMERICHOST);
+    k->tls = s->listener->tls != NULL;
+    describe_tcp(k, host, addr);
+    uv_tcp_init(&s->loop, &k->h.tcp);
+    return uv_tcp_open(&k->h.tcp, fd);
+}
+
+static int open_inherited(struct server *s, int fd, uv_connection_cb on_connection, struct err *e) {
+    struct listen_socket *k = sockets__add(s->listener);
+    struct sockaddr_storage addr = {.ss_family = AF_UNSPEC};
+    int type = 0;
+    socklen_t n = sizeof type, len = sizeof addr;
+    if (getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &n) != 0 || getsockname(fd, (struct sockaddr *)&addr, &len) != 0 || type != SOCK_STREAM ||
+        (addr.ss_family != AF_UNIX && addr.ss_family != AF_INET && addr.ss_family != AF_INET6))
+        return err_set(e, ST_INVALID, "LISTEN_FDS: descriptor %d is no stream socket of TCP or Unix: use ListenStream= with Accept=no", fd);
+    int rc = init_inherited(s, k, fd, &addr);
+    k->h.stream.data = k;
+    k->open = true;
+    if (rc == 0) rc = uv_listen(&k->h.stream, LIMIT_BACKLOG, on_connection);
+    return rc == 0 ? ST_OK : err_set(e, ST_IO, "cannot listen on %s, descriptor %d: %s", k->url, fd, uv_strerror(rc));
+}
+
 /* ---- all of them ---- */
 
 struct listen_socket *sockets__add(struct listener *l) {
@@ -221,9 +254,13 @@ int server_check_port(const struct config *cfg, struct err *e) {
 
 int sockets__open(struct server *s, uv_connection_cb on_connection, struct err *e) {
     const struct config *cfg = s->opts->config;
-    int rc = check_options(cfg, e);
-    if (rc == ST_OK && cfg->host[0] != '\0') rc = open_tcp(s, on_connection, e);
-    if (rc == ST_OK && cfg->unix_socket[0] != '\0') rc = open_unix(s, on_connection, e);
+    uint32_t n_fds = s->opts->n_fds;
+    int rc = n_fds > 0 ? ST_OK : check_options(cfg, e);
+    if (n_fds > MAX_SOCKETS) return err_set(e, ST_LIMIT, "LISTEN_FDS: %u sockets, at most %d", n_fds, MAX_SOCKETS);
+    if (n_fds > 0) log_info("http", "the supervisor has opened %u sockets: host, port and unix-socket do not count", n_fds);
+    for (uint32_t i = 0; i < n_fds && rc == ST_OK; i++) rc = open_inherited(s, s->opts->first_fd + (int)i, on_connection, e);
+    if (rc == ST_OK && n_fds == 0 && cfg->host[0] != '\0') rc = open_tcp(s, on_connection, e);
+    if (rc == ST_OK && n_fds == 0 && cfg->unix_socket[0] != '\0') rc = open_unix(s, on_connection, e);
     for (uint32_t i = 0; i < s->listener->n_sockets; i++) s->listener->sockets[i].server = s;
     return rc;
 }

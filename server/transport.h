@@ -77,7 +77,7 @@ struct exchange_box {
     int key;                   /* API key to give back when it ends, or -1                      */
 };
 
-enum { MAX_SOCKETS = 2 };
+enum { MAX_SOCKETS = 8 };
 
 struct listener {
     struct listen_socket sockets[MAX_SOCKETS];

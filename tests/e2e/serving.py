@@ -48,10 +48,10 @@ def check(ok, why=""):
 class Server:
     """A server process of this build. stop() sends SIGTERM, unless told it was, and checks the exit status."""
 
-    def __init__(self, argv, wait_s=60):
+    def __init__(self, argv, wait_s=60, env=None, **kw):
         self.log = open(os.path.join("/tmp", f"moed-test-{os.getpid()}-{random.randrange(1 << 30)}.log"), "w+")
-        env = {k: v for k, v in os.environ.items() if not k.startswith("MOED_")}
-        self.process = subprocess.Popen([str(a) for a in argv], stdout=subprocess.PIPE, stderr=self.log, text=True, env=env)
+        env = {k: v for k, v in os.environ.items() if not k.startswith("MOED_")} | (env or {})
+        self.process = subprocess.Popen([str(a) for a in argv], stdout=subprocess.PIPE, stderr=self.log, text=True, env=env, **kw)
         self.port = self.unix = None
         deadline = time.monotonic() + wait_s
         while time.monotonic() < deadline:

@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Unix socket: who may connect, what is in the way of it, both sockets at once, the clients people use."""
+"""The Unix socket: who may connect, what is in the way of it, both sockets at once, the clients people use; and what a
+supervisor hands over and is told."""
+import fcntl
 import grp
 import json
 import os
 import pwd
-import random
+import re
 import shutil
+import signal
 import socket
 import stat
 import subprocess
 import sys
 import tempfile
+import time
 
 import httpx2 as httpx  # what the official client stands on
 import openai
@@ -189,6 +193,65 @@ def framing_over_unix():
         check(not wrong, "\n".join(wrong))
 
 
+# ---- supervisors ----
+
+def activated(sockets, *flags, pid="$$"):
+    """The server as systemd starts it: listening sockets from descriptor 3 on."""
+    fds = " ".join(f"{3 + i}<&{s.fileno()}" for i, s in enumerate(sockets))
+    shell = f'LISTEN_PID={pid} LISTEN_FDS={len(sockets)} exec "$@" {fds}'
+    return Server(["bash", "-c", shell, "bash", BUILD / "helpers/server_fake", "--", "--model", "none", *flags], pass_fds=[s.fileno() for s in sockets])
+
+
+def socket_activation():
+    with Place() as path:
+        with socket.create_server(("127.0.0.1", 0)) as tcp, socket.socket(socket.AF_UNIX) as unix:
+            unix.bind(path)
+            unix.listen()
+            port = tcp.getsockname()[1]
+            high = [socket.socket(fileno=fcntl.fcntl(s.fileno(), fcntl.F_DUPFD, 20)) for s in (tcp, unix)]  # clear of 3 and 4
+            waiting = socket.create_connection(("127.0.0.1", port))  # before the server is there
+            waiting.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            with activated(high, "--port", "1", "--unix-socket", "/nonexistent/x") as s:
+                check(s.port == port, s.port)
+                check(s.process.stdout.readline().strip() == f"listening on unix:{path}", "the second address is not printed")
+                check(read_response(waiting)[0] == 200, "who came before the server is not served")
+                check(client(path).models.list().data[0].id == "fake", "over the Unix socket")
+                with s.connect() as sock:
+                    sock.sendall(b"GET /health HTTP/1.1\r\nHost: evil.example\r\n\r\n")
+                    check(read_response(sock)[0] == 403, "the loopback address of the socket is not known")
+            check(os.path.exists(path), "somebody else's socket is removed")
+            with activated(high, "--port", "0", pid="1") as s:  # meant for another process
+                check(s.port != port, "sockets of another process are taken")
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagram:
+            high = socket.socket(fileno=fcntl.fcntl(datagram.fileno(), fcntl.F_DUPFD, 20))
+            try:
+                activated([high]).kill()
+                check(False, "a datagram socket is taken")
+            except RuntimeError as e:
+                check("no stream socket" in str(e), e)
+
+
+def supervisor_is_told():
+    """READY, RELOADING with its time, READY, STOPPING, to a path and to an abstract name."""
+    with Place() as path:
+        for where in (path, "@moed-test-%d" % os.getpid()):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+                listener.bind(where.replace("@", "\0"))
+                listener.settimeout(20)
+                s = Server([BUILD / "helpers/server_fake", "--", "--model", "none", "--port", "0"], env={"NOTIFY_SOCKET": where})
+                check(listener.recv(200) == b"READY=1", "READY")
+                s.process.send_signal(signal.SIGHUP)
+                said = listener.recv(200)
+                check(re.fullmatch(rb"RELOADING=1\nMONOTONIC_USEC=\d+", said), said)
+                check(abs(int(said.split(b"=")[2]) / 1e6 - time.monotonic()) < 20, "the time is not CLOCK_MONOTONIC")
+                check(listener.recv(200) == b"READY=1", "READY again")
+                s.stop()
+                check(listener.recv(200) == b"STOPPING=1", "STOPPING")
+    for where in ("/nonexistent/x", "relative", "", "/" + "x" * 200):
+        with Server([BUILD / "helpers/server_fake", "--", "--model", "none", "--port", "0"], env={"NOTIFY_SOCKET": where}) as s:
+            check(s.request("GET", "/health")[0] == 200, where)
+
+
 if __name__ == "__main__":
     sys.exit(run_cases(official_client, curl_and_healthcheck, two_sockets_at_once, connection_limit_is_shared, keys_and_admin, mode_and_owner,
-                       what_is_in_the_way, somebody_elses_file_stays, framing_over_unix))
+                       what_is_in_the_way, somebody_elses_file_stays, framing_over_unix, socket_activation, supervisor_is_told))

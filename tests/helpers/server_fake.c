@@ -17,6 +17,7 @@
 #include "base/log.h"
 #include "config/config.h"
 #include "server/chat_model.h"
+#include "server/cmd_supervisor.h"
 #include "server/server.h"
 #include "tests/unit/fake_engine.h"
 #include "tests/unit/fake_tokenizer.h"
@@ -76,6 +77,7 @@ int main(int argc, char **argv) {
     struct chat_model *chat = NULL;
     struct fake_engine engine;
     struct server *server = NULL;
+    struct supervisor supervisor;
     struct config cfg;
     enum config_action action;
     struct err e;
@@ -93,7 +95,9 @@ int main(int argc, char **argv) {
     fo.info.n_seqs = cfg.prefix_cache ? 2 * cfg.max_running : cfg.max_running;
     fo.info.max_batch_tokens = cfg.batch_tokens > cfg.max_running ? cfg.batch_tokens : cfg.max_running;
     fake_open(&engine, &fo);
-    struct server_opts o = {.config = &cfg, .tokenizer = &tokenizer, .chat = chat, .model_name = "fake", .ops = &fake_ops, .engine = &engine, .pooling = strcmp(cfg.embedding_pooling, "last") == 0 ? ENGINE_POOLING_LAST : ENGINE_POOLING_MEAN, .arch = "fake", .file_name = "none"};
+    supervisor_read(&supervisor, environ);
+    struct server_opts o = {.config = &cfg, .tokenizer = &tokenizer, .chat = chat, .model_name = "fake", .ops = &fake_ops, .engine = &engine, .pooling = strcmp(cfg.embedding_pooling, "last") == 0 ? ENGINE_POOLING_LAST : ENGINE_POOLING_MEAN, .arch = "fake", .file_name = "none",
+                            .first_fd = SUPERVISOR_FIRST_FD, .n_fds = supervisor.n_sockets, .announce = supervisor_tell, .announce_ctx = &supervisor};
     if (server_open(&server, &o, &e) != 0) {
         fprintf(stderr, "server_fake: %s\n", e.text);
         config_clear(&cfg);
@@ -104,6 +108,7 @@ int main(int argc, char **argv) {
     const char *url;
     for (uint32_t i = 0; (url = server_url(server, i)) != NULL; i++) printf("listening on %s\n", url);
     fflush(stdout);
+    supervisor_tell(&supervisor, SERVER_READY);
     int rc = server_run(server);
     server_close(server);
     if (engine.violations > 0) fprintf(stderr, "server_fake: %u violations of the engine contract, first: %s\n", engine.violations, engine.what);
