@@ -89,6 +89,7 @@ $(foreach f,$(FOLDERS),$(eval $(call folder_rules,$(f))))
 ISA_avx2    := -mavx2 -mfma -mf16c -mbmi2
 ISA_avxvnni := $(ISA_avx2) -mavxvnni
 ISA_avx512  := $(ISA_avx2) -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni
+ISA_avx512bf16 := $(ISA_avx512) -mavx512bf16
 ISA_neon    := -march=armv8.2-a+dotprod
 isa = $(if $(filter kernels/cpu/%,$(1)),$(ISA_$(lastword $(subst _, ,$(basename $(1))))))
 

@@ -61,7 +61,7 @@ struct config {
     /* cpu */
     uint32_t threads;             /* 0 = physical cores this process may use                           */
     char *cpus;                   /* "0-3,8" pins workers; "" = no pinning                             */
-    char *cpu_level;              /* auto | scalar | avx2 | avxvnni | avx512 | neon                    */
+    char *cpu_level;              /* auto | scalar | avx2 | avxvnni | avx512 | avx512bf16 | neon       */
     char *activations;            /* q8 | f32: inputs of quantised weights                             */
     /* process */
     uint32_t drain_timeout_ms;    /* SIGTERM: running requests get this long                           */

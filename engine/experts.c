@@ -163,12 +163,10 @@ static void route_ahead(struct engine__pass *p, const struct engine__layer *next
     const uint32_t n_rows = n_next < ENGINE__GUESS_ROWS ? n_next : ENGINE__GUESS_ROWS;
     for (size_t i = 0; i < n_rows; i++) {
         const size_t nth = i * n_next / n_rows, row = wanted_only ? en->s.wants[nth].row : nth;
-        en->kern->rms_norm(en->s.x + row * n, next->ffn_norm, en->hp->rms_eps, n, x->x + i * n);
-        if (next->router.q8) {
-            en->kern->quantize(x->x + i * n, n, x->xq + i * (n / 32));
-        }
+        en->kern->rms_norm(en->s.x + row * n, next->ffn_norm, en->hp->rms_eps, n, x->x.f32 + i * n);
+        engine__round(en, next->router.form, x->x.f32 + i * n, n, &x->x, i * n);
     }
-    const struct kern_gemm d = engine__gemm(&next->router, x->x, x->xq, n_rows, x->logits);
+    const struct kern_gemm d = engine__gemm(&next->router, &x->x, 0, n_rows, x->logits);
     engine__run_gemms(en, &d, 1);
     for (size_t i = 0; i < n_rows; i++) {
         kern_route(&en->router, x->logits + i * en->router.n_experts, x->ids + i * k, x->weights);

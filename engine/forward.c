@@ -89,22 +89,20 @@ static void add_norm_rows(struct engine__pass *p, uint32_t row0, uint32_t row1) 
     const struct engine__scratch *s = &en->s;
     const size_t n = en->hp->n_embd;
     for (uint32_t r = row0; r < row1; r++) {
-        float *x = s->x + r * n, *xn = s->xn + r * n;
+        float *x = s->x + r * n, *xn = s->xn.f32 + r * n;
         if (p->pending == ENGINE__PENDING_ATTN) {
             engine__attention_add(p, r, x);
         } else if (p->pending == ENGINE__PENDING_FFN) {
             engine__ffn_add(p, r, x);
         }
         en->kern->rms_norm(x, p->norm, en->hp->rms_eps, n, xn);
-        if (p->norm_q8) {
-            en->kern->quantize(xn, n, s->xq + r * (n / 32));
-        }
+        engine__round(en, p->norm_forms, xn, n, &s->xn, r * n);
     }
 }
 
-void engine__add_norm(struct engine__pass *p, const float *norm, bool q8) {
+void engine__add_norm(struct engine__pass *p, const float *norm, unsigned forms) {
     p->norm = norm;
-    p->norm_q8 = q8;
+    p->norm_forms = forms;
     engine__run_rows(p, p->n_rows, add_norm_rows);
     p->pending = ENGINE__PENDING_NONE;
 }
@@ -115,24 +113,23 @@ void engine__forward(struct engine__pass *p) {
     engine__run_rows(p, p->n_rows, embed_rows);
     for (p->layer = 0; p->layer < en->hp->n_layers; p->layer++) {
         const struct engine__layer *l = &en->layers[p->layer];
-        engine__add_norm(p, l->attn_norm, l->attn_q8);
+        engine__add_norm(p, l->attn_norm, l->attn_forms);
         engine__attention(p); /* the last one lets only wanted rows go on */
         if (p->n_rows == 0) {
             return;           /* a prefill chunk nobody reads: its KV is all that counts */
         }
-        engine__add_norm(p, l->ffn_norm, l->ffn_q8);
+        engine__add_norm(p, l->ffn_norm, l->ffn_forms);
         engine__ffn(p);
         if (p->n_failed == p->batch->n_items) {
             p->n_wants = 0;   /* nobody waits for the rest */
             return;
         }
     }
-    engine__add_norm(p, en->out_norm, en->head.q8);
+    engine__add_norm(p, en->out_norm, en->head.form);
 }
 
 void engine__head(struct engine__pass *p, uint32_t want0, uint32_t n, float *logits) {
     const struct engine *en = p->en;
-    const size_t n_embd = en->hp->n_embd;
-    struct kern_gemm d = engine__gemm(&en->head, en->s.xn + want0 * n_embd, en->s.xq + want0 * (n_embd / 32), n, logits);
+    const struct kern_gemm d = engine__gemm(&en->head, &en->s.xn, want0, n, logits);
     engine__run_gemms(p->en, &d, 1);
 }

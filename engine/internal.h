@@ -60,6 +60,16 @@ bool engine__layout(const struct engine_opts *o, struct engine__plan *pl, struct
 
 /* ---- weights.c: the model's tensors as the layer loop wants them ---- */
 
+/* What a product takes its input as, and masks of it. */
+enum engine__form { ENGINE__F32 = 1, ENGINE__Q8 = 2, ENGINE__BF16 = 4 };
+
+/* [rows, n] inputs of products in every form; one that no consumer wants is stale. */
+struct engine__rows {
+    float *f32;
+    struct kern_q8 *q8;         /* [rows, n / 32] */
+    uint16_t *bf16;
+};
+
 struct engine__matrix {
     enum dtype dtype;
     bool packed;                /* kernels/pack.h */
@@ -67,7 +77,7 @@ struct engine__matrix {
     size_t row_bytes;
     size_t expert_bytes;        /* from one expert to the next; more than a matrix in the records of a packed model */
     const void *w;              /* view into the model, or into engine.packed  */
-    bool q8;                    /* takes its input as struct kern_q8, not float */
+    enum engine__form form;     /* what it takes its input as                  */
 };
 
 /* Resident expert i of the stacked matrices {n_in, n_out, n_experts}. */
@@ -82,7 +92,7 @@ struct engine__layer {
     struct engine__matrix wq, wk, wv, wo;
     struct engine__matrix router;                  /* w == NULL: dense FFN                  */
     struct engine__matrix gate, up, down;          /* dense; routed: expert 0, for its shape */
-    bool attn_q8, wo_q8, ffn_q8;                   /* a consumer of this input wants struct kern_q8 */
+    unsigned attn_forms, ffn_forms;                /* that the consumers of these inputs want */
 };
 
 /* layers [n_layers]. ST_UNSUPPORTED names a norm or bias that is not F32. */
@@ -90,8 +100,8 @@ int engine__weights_bind(const struct engine_opts *o, struct engine__layer *laye
 int engine__weights_floats(const struct tensor *t, const float **out, struct err *e); /* t NULL: *out = NULL */
 uint64_t engine__weights_bytes(const struct model *m, bool records); /* with a packed model's expert records, or without */
 struct engine__matrix engine__matrix_of(const struct engine_opts *o, const struct tensor *t); /* t NULL: all zero */
-static inline bool engine__takes_q8(const struct engine_opts *o, enum dtype t) {
-    return !o->exact && kern_gemm_wants_q8(t);
+static inline enum engine__form engine__form_of(const struct engine_opts *o, enum dtype t) {
+    return o->exact ? ENGINE__F32 : kern_gemm_wants_q8(t) ? ENGINE__Q8 : t == DTYPE_BF16 ? ENGINE__BF16 : ENGINE__F32;
 }
 
 /* ---- repack.c ---- */
@@ -156,8 +166,7 @@ struct engine__expert_scratch {
     uint8_t *listed;            /* [n_experts] is in list                   */
     uint8_t *here;              /* [n_experts] of the running layer: in memory or on the way; only for ENGINE_LOSSY_CACHED */
     uint8_t *told;              /* [n_layers * n_experts] failure logged    */
-    float *x;                   /* [R, n_embd] as the next layer's router would see it ... */
-    struct kern_q8 *xq;         /* ... and quantised                        */
+    struct engine__rows x;      /* [R, n_embd] as the next layer's router would see it */
     float *logits;              /* [R, n_experts]                           */
     int32_t *ids;               /* [R, k] foretold, best first              */
     float *weights;             /* [k] not used                             */
@@ -179,11 +188,9 @@ struct engine__scratch {
     struct engine__want *wants; /* [T]                                       */
     float *rope_cs;             /* [T, rope_dim] cosines, sines of the row   */
     float *x;                   /* [T, n_embd] residual stream               */
-    float *xn;                  /* [T, n_embd] normed input of a matmul ...  */
-    struct kern_q8 *xq;         /* [T, n_embd / 32] ... and quantised        */
+    struct engine__rows xn;     /* [T, n_embd] normed input of a matmul     */
     float *q, *k, *v;           /* [T, heads * dim]                          */
-    float *att;                 /* [T, n_heads * head_dim_v]                 */
-    struct kern_q8 *attq;       /* the same, quantised                       */
+    struct engine__rows att;    /* [T, n_heads * head_dim_v]                 */
     float *parts;               /* [part_floats] attention of cut spans     */
     float *proj;                /* [T, n_embd] attention output projection   */
     float *router_logits;       /* [T, n_experts]                            */
@@ -193,8 +200,7 @@ struct engine__scratch {
     int32_t *sorted_row;        /* [T * k] batch row of a sorted pair        */
     int32_t *pair_sorted;       /* [T, k]                                    */
     int32_t *active;            /* [n_experts] experts with at least one row */
-    float *act;                 /* [pairs, ff] silu(gate) * up; only when a down matrix takes floats */
-    struct kern_q8 *actq;       /* [pairs, ff / 32]                          */
+    struct engine__rows act;    /* [pairs, ff] silu(gate) * up; f32 only when a down matrix takes floats */
     float *down;                /* [pairs, n_embd]                           */
     float *logits;              /* [logits_rows, n_vocab]                    */
     struct step_item *outcome;  /* [n_seqs] of the running step's items      */
@@ -214,7 +220,7 @@ struct engine__pass {
     uint32_t layer;
     enum engine__pending pending; /* a residual not yet added to x: the next norm does it in the same sweep */
     const float *norm;            /* arguments of the running engine__add_norm */
-    bool norm_q8;
+    unsigned norm_forms;
     uint32_t n_active, strip;     /* of the FFN wave that runs */
     const struct offload_item *given; /* NULL, or [n_active] where the store has the experts of this wave */
     uint32_t n_failed;            /* items with a status other than 0 in outcome */
@@ -256,15 +262,16 @@ static inline void *engine__worker(const struct engine *en, int worker) {
     return en->s.workers + (size_t)worker * en->plan.worker_bytes;
 }
 
-/* y = W x for rows of x given in both forms (xq may be stale when no consumer wants it). */
-struct kern_gemm engine__gemm(const struct engine__matrix *m, const float *x, const struct kern_q8 *xq, uint32_t n_rows,
-                              float *y);
+/* y = W x for rows row0 .. row0 + n_rows - 1 of x. */
+struct kern_gemm engine__gemm(const struct engine__matrix *m, const struct engine__rows *x, size_t row0, uint32_t n_rows, float *y);
+/* n numbers from x, in the rounded ones of `forms`, to place `at` of `to`. */
+void engine__round(const struct engine *en, unsigned forms, const float *x, size_t n, const struct engine__rows *to, size_t at);
 
 int engine__batch_check(struct engine *en, const struct batch *b); /* ST_INVALID: nothing was changed */
 void engine__step_done(struct engine *en, const struct batch *b);  /* the batch's positions are now in KV */
-/* Runs all layers and leaves the p->n_wants wanted rows, normed, in xn (and xq). p: engine, batch, all_logits set. */
+/* Runs all layers and leaves the p->n_wants wanted rows, normed, in xn. p: engine, batch, all_logits set. */
 void engine__forward(struct engine__pass *p);
-void engine__add_norm(struct engine__pass *p, const float *norm, bool q8); /* pending residual, then xn (and xq) */
+void engine__add_norm(struct engine__pass *p, const float *norm, unsigned forms); /* pending residual, then xn */
 struct kern_attn engine__attn_desc(const struct engine_opts *o); /* shape fields only */
 void engine__attention(struct engine__pass *p); /* in the last layer only wanted rows go on */
 void engine__attention_add(const struct engine__pass *p, uint32_t row, float *x); /* x += the pending branch */

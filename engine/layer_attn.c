@@ -2,7 +2,7 @@
  *
  * The attention half of a layer: project, norm and rotate, store K and V, attend, project back. In the last layer
  * only rows whose logits are wanted continue after the store, so a prefill chunk does not pay for an FFN and a
- * head that nobody reads. Input xn (and xq), output proj, left pending for the next norm to add. */
+ * head that nobody reads. Input xn, output proj, left pending for the next norm to add. */
 #include "engine/internal.h"
 
 #include <string.h>
@@ -32,9 +32,9 @@ static void project_qkv(struct engine__pass *p) {
     const struct engine__scratch *s = &p->en->s;
     const struct engine__layer *l = &p->en->layers[p->layer];
     const struct kern_gemm d[] = {
-        engine__gemm(&l->wq, s->xn, s->xq, p->n_rows, s->q),
-        engine__gemm(&l->wk, s->xn, s->xq, p->n_rows, s->k),
-        engine__gemm(&l->wv, s->xn, s->xq, p->n_rows, s->v),
+        engine__gemm(&l->wq, &s->xn, 0, p->n_rows, s->q),
+        engine__gemm(&l->wk, &s->xn, 0, p->n_rows, s->k),
+        engine__gemm(&l->wv, &s->xn, 0, p->n_rows, s->v),
     };
     engine__run_gemms(p->en, d, 3);
 }
@@ -115,7 +115,7 @@ static struct kern_attn span_desc(const struct engine__pass *p, const struct eng
     d.v = engine__kv_v(&en->kv, p->layer);
     d.pages = engine__kv_table(&en->kv, span->seq);
     d.q = en->s.q + span->q_row * d.q_stride;
-    d.out = en->s.att + span->out_row * d.out_stride;
+    d.out = en->s.att.f32 + span->out_row * d.out_stride;
     d.pos0 = span->pos;
     d.n_tokens = span->n_rows;
     return d;
@@ -208,21 +208,22 @@ static void merge_task(void *ctx, int task, int worker) {
     }
 }
 
-static void quantize_att(struct engine__pass *p, uint32_t row0, uint32_t row1) {
+static void round_att(struct engine__pass *p, uint32_t row0, uint32_t row1) {
     const struct engine *en = p->en;
-    const size_t n = en->layers[p->layer].wo.n_in;
+    const struct engine__matrix *wo = &en->layers[p->layer].wo;
+    const size_t n = wo->n_in;
     for (uint32_t r = row0; r < row1; r++) {
-        en->kern->quantize(en->s.att + r * n, n, en->s.attq + r * (n / 32));
+        engine__round(en, wo->form, en->s.att.f32 + r * n, n, &en->s.att, r * n);
     }
 }
 
 static void project_out(struct engine__pass *p) {
     const struct engine__scratch *s = &p->en->s;
     const struct engine__layer *l = &p->en->layers[p->layer];
-    if (l->wo_q8) {
-        engine__run_rows(p, p->n_rows, quantize_att);
+    if (l->wo.form != ENGINE__F32) {
+        engine__run_rows(p, p->n_rows, round_att);
     }
-    const struct kern_gemm d = engine__gemm(&l->wo, s->att, s->attq, p->n_rows, s->proj);
+    const struct kern_gemm d = engine__gemm(&l->wo, &s->att, 0, p->n_rows, s->proj);
     engine__run_gemms(p->en, &d, 1);
     p->pending = ENGINE__PENDING_ATTN;
 }

@@ -56,7 +56,7 @@ static void record(const struct engine__pass *p) {
 static void route(struct engine__pass *p, const struct engine__layer *l) {
     struct engine *en = p->en;
     const struct engine__scratch *s = &en->s;
-    const struct kern_gemm d = engine__gemm(&l->router, s->xn, s->xq, p->n_rows, s->router_logits);
+    const struct kern_gemm d = engine__gemm(&l->router, &s->xn, 0, p->n_rows, s->router_logits);
     engine__run_gemms(en, &d, 1);
     if (p->lossy & ENGINE_LOSSY_CACHED && en->store) {
         offload_here(en->store, p->layer, s->ex.here);
@@ -126,27 +126,22 @@ static struct ffn_task ffn_task(const struct engine__pass *p, uint32_t task, uin
 static void wave1_gemm(const struct engine__pass *p, const struct engine__matrix *m, const void *w, const struct ffn_task *t,
                        uint32_t pair, uint32_t n, int worker, float *y) {
     const struct engine *en = p->en;
-    struct kern_gemm d = engine__gemm(m, en->s.xn, en->s.xq, n, y);
+    const bool routed = t->l->router.w != NULL;
+    struct kern_gemm d = engine__gemm(m, &en->s.xn, routed ? 0 : pair, n, y);
     d.w = (const unsigned char *)w + t->col0 * m->row_bytes;
     d.n_out = t->col1 - t->col0;
     d.y_stride = p->strip;
-    if (t->l->router.w) {
-        d.gather = en->s.sorted_row + pair;
-    } else if (m->q8) {
-        d.x = en->s.xq + pair * d.x_stride;
-    } else {
-        d.x = en->s.xn + pair * d.x_stride;
-    }
+    d.gather = routed ? en->s.sorted_row + pair : NULL;
     engine__multiply(en, &d, 0, d.n_out, worker);
 }
 
-/* act[pair, col0 .. col1) = silu(gate) * up, quantised when the down matrix wants it. */
+/* act[pair, col0 .. col1) = silu(gate) * up, rounded as the down matrix wants it. */
 static void gate_up_task(void *ctx, int task, int worker) {
     const struct engine__pass *p = ctx;
     const struct engine *en = p->en;
     const struct ffn_task t = ffn_task(p, (uint32_t)task, en->layers[p->layer].gate.n_out);
     const size_t ff = t.l->gate.n_out, n_cols = t.col1 - t.col0;
-    const bool q8 = t.l->down.q8;
+    const enum engine__form form = t.l->down.form;
     const uint32_t rows = ENGINE__FFN_CELLS / p->strip;
     float *gate = engine__worker(en, worker), *up = gate + ENGINE__FFN_CELLS;
     for (uint32_t pair = t.pair0; pair < t.pair1; pair += rows) {
@@ -156,10 +151,8 @@ static void gate_up_task(void *ctx, int task, int worker) {
         for (uint32_t i = 0; i < n; i++) {
             float *g = gate + (size_t)i * p->strip;
             size_t at = (pair + i) * ff + t.col0;
-            en->kern->swiglu(g, up + (size_t)i * p->strip, n_cols, q8 ? g : en->s.act + at);
-            if (q8) {
-                en->kern->quantize(g, n_cols, en->s.actq + at / 32);
-            }
+            en->kern->swiglu(g, up + (size_t)i * p->strip, n_cols, form == ENGINE__F32 ? en->s.act.f32 + at : g);
+            engine__round(en, form, g, n_cols, &en->s.act, at);
         }
     }
 }
@@ -170,8 +163,7 @@ static void down_task(void *ctx, int task, int worker) {
     const struct ffn_task t = ffn_task(p, (uint32_t)task, en->hp->n_embd);
     const struct engine__matrix *m = &t.l->down;
     const size_t first = t.pair0;
-    struct kern_gemm d = engine__gemm(m, en->s.act + first * m->n_in, en->s.actq + first * (m->n_in / 32),
-                                      t.pair1 - t.pair0, en->s.down + first * m->n_out);
+    struct kern_gemm d = engine__gemm(m, &en->s.act, first, t.pair1 - t.pair0, en->s.down + first * m->n_out);
     d.w = t.down;
     engine__multiply(en, &d, t.col0, t.col1, worker);
 }

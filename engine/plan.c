@@ -16,7 +16,7 @@ void *engine__carve(struct engine__carver *c, uint64_t n, uint64_t size) {
 }
 
 /* The widest of everything a layer may be: routed and dense layers share the FFN buffers. */
-struct ffn_shape { uint64_t pairs_ff, pairs; bool act_f32, act_q8; };
+struct ffn_shape { uint64_t pairs_ff, pairs; unsigned act_forms; };
 
 static struct ffn_shape ffn_shape(const struct engine_opts *o) {
     const struct model_hparams *hp = model_hparams(o->model);
@@ -27,9 +27,7 @@ static struct ffn_shape ffn_shape(const struct engine_opts *o) {
         uint64_t pairs_ff = pairs * (l->router ? hp->expert_ff_dim : hp->ff_dim);
         f.pairs = pairs > f.pairs ? pairs : f.pairs;
         f.pairs_ff = pairs_ff > f.pairs_ff ? pairs_ff : f.pairs_ff;
-        bool q8 = engine__takes_q8(o, (l->router ? l->down_exps : l->ffn_down)->dtype);
-        f.act_q8 |= q8;
-        f.act_f32 |= !q8;
+        f.act_forms |= engine__form_of(o, (l->router ? l->down_exps : l->ffn_down)->dtype);
     }
     return f;
 }
@@ -78,6 +76,25 @@ static uint32_t logits_rows(const struct engine_opts *o) {
     return n ? (uint32_t)n : 1;
 }
 
+/* Of any matrix but the down matrices. */
+static unsigned input_forms(const struct engine_opts *o) {
+    unsigned forms = ENGINE__F32 | engine__form_of(o, model_output(o->model)->dtype);
+    for (uint32_t i = 0; i < model_hparams(o->model)->n_layers; i++) {
+        const struct model_layer *l = model_layer(o->model, i);
+        const struct tensor *t[] = { l->wq, l->wk, l->wv, l->wo, l->router, l->ffn_gate, l->ffn_up, l->gate_exps, l->up_exps };
+        for (size_t j = 0; j < sizeof t / sizeof t[0]; j++) {
+            forms |= t[j] ? engine__form_of(o, t[j]->dtype) : 0;
+        }
+    }
+    return forms;
+}
+
+static void layout_rows(struct engine__carver *c, struct engine__rows *x, uint64_t n, unsigned forms) {
+    x->f32 = engine__carve(c, forms & ENGINE__F32 ? n : 0, sizeof *x->f32);
+    x->q8 = engine__carve(c, forms & ENGINE__Q8 ? n / 32 : 0, sizeof *x->q8);
+    x->bf16 = engine__carve(c, forms & ENGINE__BF16 ? n : 0, sizeof *x->bf16);
+}
+
 static void layout_experts(const struct engine_opts *o, struct engine__carver *c, struct engine__expert_scratch *x) {
     const struct model_hparams *hp = model_hparams(o->model);
     const uint64_t rows = ENGINE__GUESS_ROWS, n_experts = hp->n_experts, k = hp->n_experts_used;
@@ -87,8 +104,7 @@ static void layout_experts(const struct engine_opts *o, struct engine__carver *c
     x->listed = engine__carve(c, n_experts, 1);
     x->here = engine__carve(c, n_experts, 1);
     x->told = engine__carve(c, hp->n_layers * n_experts, 1);
-    x->x = engine__carve(c, rows * hp->n_embd, sizeof *x->x);
-    x->xq = engine__carve(c, rows * (hp->n_embd / 32), sizeof *x->xq);
+    layout_rows(c, &x->x, rows * hp->n_embd, input_forms(o));
     x->logits = engine__carve(c, rows * n_experts, sizeof *x->logits);
     x->ids = engine__carve(c, rows * k, sizeof *x->ids);
     x->weights = engine__carve(c, k, sizeof *x->weights);
@@ -98,7 +114,7 @@ static void layout_scratch(const struct engine_opts *o, const struct engine__pla
                            struct engine__scratch *s) {
     const struct model_hparams *hp = model_hparams(o->model);
     const struct ffn_shape f = ffn_shape(o);
-    const uint64_t t = o->max_batch_tokens, q8 = sizeof(struct kern_q8), f32 = sizeof(float);
+    const uint64_t t = o->max_batch_tokens, f32 = sizeof(float);
     const uint64_t att = (uint64_t)hp->n_heads * hp->head_dim_v;
 
     s->row_token = engine__carve(c, t, sizeof *s->row_token);
@@ -110,13 +126,11 @@ static void layout_scratch(const struct engine_opts *o, const struct engine__pla
     s->wants = engine__carve(c, t, sizeof *s->wants);
     s->rope_cs = engine__carve(c, t * hp->rope_dim, f32);
     s->x = engine__carve(c, t * hp->n_embd, f32);
-    s->xn = engine__carve(c, t * hp->n_embd, f32);
-    s->xq = engine__carve(c, t * (hp->n_embd / 32), q8);
+    layout_rows(c, &s->xn, t * hp->n_embd, input_forms(o));
     s->q = engine__carve(c, t * hp->n_heads * hp->head_dim_k, f32);
     s->k = engine__carve(c, t * hp->n_kv_heads * hp->head_dim_k, f32);
     s->v = engine__carve(c, t * hp->n_kv_heads * hp->head_dim_v, f32);
-    s->att = engine__carve(c, t * att, f32);
-    s->attq = engine__carve(c, t * (att / 32), q8);
+    layout_rows(c, &s->att, t * att, input_forms(o));
     s->parts = engine__carve(c, pl->part_floats, f32);
     s->proj = engine__carve(c, t * hp->n_embd, f32);
     s->router_logits = engine__carve(c, t * hp->n_experts, f32);
@@ -126,8 +140,7 @@ static void layout_scratch(const struct engine_opts *o, const struct engine__pla
     s->sorted_row = engine__carve(c, t * hp->n_experts_used, sizeof *s->sorted_row);
     s->pair_sorted = engine__carve(c, t * hp->n_experts_used, sizeof *s->pair_sorted);
     s->active = engine__carve(c, hp->n_experts + UINT64_C(1), sizeof *s->active);
-    s->act = engine__carve(c, f.act_f32 ? f.pairs_ff : 0, f32);
-    s->actq = engine__carve(c, f.act_q8 ? f.pairs_ff / 32 : 0, q8);
+    layout_rows(c, &s->act, f.pairs_ff, f.act_forms);
     s->down = engine__carve(c, f.pairs * hp->n_embd, f32);
     s->logits = engine__carve(c, (uint64_t)pl->logits_rows * hp->n_vocab, f32);
     s->outcome = engine__carve(c, o->n_seqs, sizeof *s->outcome);

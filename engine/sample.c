@@ -17,22 +17,22 @@ static void pool_columns(struct engine__pass *p, uint32_t column0, uint32_t colu
         }
         const bool first = it->pooling == ENGINE_POOLING_LAST || it->pos + s->wants[i].index == 0;
         for (uint32_t k = column0; k < column1; k++) {
-            it->pooled[k] = (first ? 0 : it->pooled[k]) + (double)s->xn[i * n_embd + k];
+            it->pooled[k] = (first ? 0 : it->pooled[k]) + (double)s->xn.f32[i * n_embd + k];
         }
     }
 }
 
 static void keep_for_head(struct engine__pass *p) {
     const struct engine__scratch *s = &p->en->s;
-    const size_t n = p->en->hp->n_embd, n_q8 = n / 32;
+    const size_t n = p->en->hp->n_embd;
     uint32_t kept = 0;
     for (uint32_t i = 0; i < p->n_wants; i++) {
         if (p->batch->items[s->wants[i].item].pooled) {
             continue;
         }
         if (i != kept) {
-            memcpy(s->xn + kept * n, s->xn + i * n, n * sizeof *s->xn);
-            memcpy(s->xq + kept * n_q8, s->xq + i * n_q8, n_q8 * sizeof *s->xq);
+            memcpy(s->xn.f32 + kept * n, s->xn.f32 + i * n, n * sizeof *s->xn.f32);
+            engine__round(p->en, p->en->head.form, s->xn.f32 + kept * n, n, &s->xn, kept * n);
             s->wants[kept] = s->wants[i];
         }
         kept++;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Binds the model's tensors to the form the layer loop wants: matrices as (type, shape, rows), norms and biases as
- * float arrays, and which inputs must be quantised. Copies nothing: every pointer is a view into the mapped file;
+ * float arrays, and in which forms inputs are wanted. Copies nothing: every pointer is a view into the mapped file;
  * repack.c may move matrices out of it. Runs once at open. */
 #include "engine/internal.h"
 
@@ -20,7 +20,7 @@ struct engine__matrix engine__matrix_of(const struct engine_opts *o, const struc
         .row_bytes = row_bytes,
         .expert_bytes = row_bytes * t->ne[1],
         .w = t->data,
-        .q8 = engine__takes_q8(o, t->dtype),
+        .form = engine__form_of(o, t->dtype),
     };
 }
 
@@ -55,9 +55,8 @@ static int bind_layer(const struct engine_opts *o, const struct model_layer *m, 
     l->gate = engine__matrix_of(o, gate);
     l->up = engine__matrix_of(o, up);
     l->down = engine__matrix_of(o, down);
-    l->attn_q8 = l->wq.q8 || l->wk.q8 || l->wv.q8;
-    l->wo_q8 = l->wo.q8;
-    l->ffn_q8 = l->gate.q8 || l->up.q8 || l->router.q8;
+    l->attn_forms = l->wq.form | l->wk.form | l->wv.form;
+    l->ffn_forms = l->gate.form | l->up.form | l->router.form;
     return ST_OK;
 }
 

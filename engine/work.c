@@ -48,6 +48,8 @@ void engine__multiply(const struct engine *en, const struct kern_gemm *d, uint32
     if (en->o.exact && kern_gemm_wants_q8(d->dtype)) {
         float *scratch = (float *)engine__worker(en, worker) + 2 * ENGINE__FFN_CELLS;
         kern_gemm_exact(en->kern->gemm, d, row0, row1, scratch);
+    } else if (engine__form_of(&en->o, d->dtype) == ENGINE__BF16) {
+        en->kern->gemm_bf16(d, row0, row1);
     } else {
         en->kern->gemm(d, row0, row1);
     }
@@ -85,8 +87,8 @@ void engine__run_gemms(struct engine *en, const struct kern_gemm *d, uint32_t n)
     engine__run(en, j.first_task[n], gemm_task, &j);
 }
 
-struct kern_gemm engine__gemm(const struct engine__matrix *m, const float *x, const struct kern_q8 *xq, uint32_t n_rows,
-                              float *y) {
+struct kern_gemm engine__gemm(const struct engine__matrix *m, const struct engine__rows *x, size_t row0, uint32_t n_rows, float *y) {
+    const size_t stride = m->form == ENGINE__Q8 ? m->n_in / 32 : m->n_in, at = row0 * stride;
     return (struct kern_gemm){
         .dtype = m->dtype,
         .w = m->w,
@@ -94,10 +96,19 @@ struct kern_gemm engine__gemm(const struct engine__matrix *m, const float *x, co
         .packed = m->packed,
         .n_in = m->n_in,
         .n_out = m->n_out,
-        .x = m->q8 ? (const void *)xq : x,
-        .x_stride = m->q8 ? m->n_in / 32 : m->n_in,
+        .x = m->form == ENGINE__Q8 ? (const void *)(x->q8 + at) : m->form == ENGINE__BF16 ? (const void *)(x->bf16 + at) : x->f32 + at,
+        .x_stride = stride,
         .n_tokens = n_rows,
         .y = y,
         .y_stride = m->n_out,
     };
+}
+
+void engine__round(const struct engine *en, unsigned forms, const float *x, size_t n, const struct engine__rows *to, size_t at) {
+    if (forms & ENGINE__Q8) {
+        en->kern->quantize(x, n, to->q8 + at / 32);
+    }
+    if (forms & ENGINE__BF16) {
+        kern_round_bf16(x, n, to->bf16 + at);
+    }
 }

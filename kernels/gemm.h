@@ -2,8 +2,11 @@
  *
  * y[t, r] = sum_k w[r, k] * x[t, k] for a weight matrix in any file format and a batch of activation rows.
  * Quantised weights take activations quantised to kern_q8 and accumulate in integers per block of 32;
- * F32, F16 and BF16 weights take float activations. The exact operations are in ref/gemm.c; every level does the
- * same ones in the same order, so all levels, slices and batches give the same bits (NaN payloads aside). */
+ * F32, F16 and BF16 weights take float activations. For BF16 weights there is a second product, kern_ops.gemm_bf16: its
+ * activations are rounded to bf16 (kern_round_bf16), its operations those of the instruction vpdpbf16ps, which is twice as
+ * fast as floats where a CPU has it. None for F16: bf16 could not hold its weights, and no x86 level multiplies pairs of f16
+ * into f32. The exact operations are in ref/gemm.c and ref/gemm_bf16.c; every level does the same ones in the same order, so
+ * all levels, slices and batches give the same bits (NaN payloads aside). */
 #ifndef MOED_KERNELS_GEMM_H
 #define MOED_KERNELS_GEMM_H
 
@@ -19,8 +22,9 @@ struct kern_gemm {
     size_t row_bytes;
     bool packed;            /* w is in the layout of pack.h: row0, row1 and n_out are multiples of 16 */
     uint32_t n_in, n_out;   /* n_in >= 1, a multiple of the format's block                           */
-    const void *x;          /* float [rows, n_in] or struct kern_q8 [rows, n_in / 32]: see kern_gemm_wants_q8 */
-    size_t x_stride;        /* in elements of x's type (floats or blocks) between rows               */
+    const void *x;          /* float [rows, n_in] or struct kern_q8 [rows, n_in / 32]: see kern_gemm_wants_q8;
+                             * gemm_bf16: uint16_t [rows, n_in]                                      */
+    size_t x_stride;        /* in elements of x's type (floats, blocks, bf16) between rows           */
     const int32_t *gather;  /* NULL, or [n_tokens]: row of x for output row t                        */
     uint32_t n_tokens;
     float *y;               /* [n_tokens, n_out]                                                     */

@@ -3,7 +3,8 @@
  * What the kernels share among themselves: every implementation the dispatch table (cpu/dispatch.c) may name.
  * One suffix per level: _scalar lives in ref/, the others in cpu/<family>_<level>.c, compiled with that level's
  * instruction set and reached only through the table, after the CPU has said yes. A level takes from another what it
- * cannot do better: avxvnni has a matrix product of its own and the rest of avx2. */
+ * cannot do better: avxvnni has a matrix product of its own and the rest of avx2, avx512bf16 one for BF16 and the rest of
+ * avx512. */
 #ifndef MOED_KERNELS_INTERNAL_H
 #define MOED_KERNELS_INTERNAL_H
 
@@ -78,6 +79,13 @@ void kern__gemm_avx2(const struct kern_gemm *d, uint32_t row0, uint32_t row1);
 void kern__gemm_avxvnni(const struct kern_gemm *d, uint32_t row0, uint32_t row1);
 void kern__gemm_avx512(const struct kern_gemm *d, uint32_t row0, uint32_t row1);
 void kern__gemm_neon(const struct kern_gemm *d, uint32_t row0, uint32_t row1);
+
+void kern__gemm_bf16_scalar(const struct kern_gemm *d, uint32_t row0, uint32_t row1);
+void kern__gemm_bf16_avx2(const struct kern_gemm *d, uint32_t row0, uint32_t row1);
+void kern__gemm_bf16_avx512(const struct kern_gemm *d, uint32_t row0, uint32_t row1);
+void kern__gemm_bf16_avx512bf16(const struct kern_gemm *d, uint32_t row0, uint32_t row1);
+void kern__gemm_bf16_neon(const struct kern_gemm *d, uint32_t row0, uint32_t row1);
+float kern__madd_flushed(float a, float b, float c); /* one step of gemm_bf16; a and b are no denormals */
 
 /* quant.h */
 void kern__quantize_scalar(const float *x, size_t n, struct kern_q8 *out);

@@ -13,7 +13,7 @@
  *   exp        one polynomial with one sequence of operations, ref/exp.h
  *   the rest   IEEE operations one by one, never contracted (-ffp-contract=off); conversions round to nearest even
  * 16 lanes are one register of AVX-512, two of AVX2, four of NEON. A level without fused multiply-add in hardware calls
- * fmaf, which is slow and right. */
+ * fmaf, which is slow and right. gemm_bf16 has the order and the flushed denormals of vpdpbf16ps instead, ref/gemm_bf16.c. */
 #ifndef MOED_KERNELS_KERNELS_H
 #define MOED_KERNELS_KERNELS_H
 
@@ -30,18 +30,20 @@
 /* In order of preference. A CPU may have a later level and not an earlier one: AVX-512 without AVX-VNNI is common. */
 enum kern_level {
     KERN_SCALAR,
-    KERN_AVX2,    /* with FMA, F16C, BMI2 */
-    KERN_AVXVNNI, /* AVX2 and AVX-VNNI    */
-    KERN_AVX512,  /* F BW VL DQ VNNI      */
-    KERN_NEON,    /* aarch64 with dotprod */
+    KERN_AVX2,       /* with FMA, F16C, BMI2        */
+    KERN_AVXVNNI,    /* AVX2 and AVX-VNNI           */
+    KERN_AVX512,     /* F BW VL DQ VNNI             */
+    KERN_AVX512BF16, /* the same and BF16 (Zen 4, Cooper Lake, Sapphire Rapids) */
+    KERN_NEON,       /* aarch64 with dotprod        */
     KERN_N_LEVELS
 };
 
 /* Only what has more than one implementation is in the table; the rest are plain functions in the family headers. */
 struct kern_ops {
     enum kern_level level;
-    const char *name; /* "scalar", "avx2", "avxvnni", "avx512", "neon" */
+    const char *name; /* "scalar", "avx2", "avxvnni", "avx512", "avx512bf16", "neon" */
     kern_gemm_fn gemm;
+    kern_gemm_fn gemm_bf16; /* BF16 weights, activations rounded to bf16 */
     kern_quantize_fn quantize;
     kern_attn_fn attn;
     kern_kv_store_fn kv_store;

@@ -34,5 +34,6 @@ static inline float kern_bf16_to_f32(uint16_t h) {
     return v.f;
 }
 uint16_t kern_f32_to_bf16(float f); /* round to nearest even */
+void kern_round_bf16(const float *x, size_t n, uint16_t *out); /* each as kern_f32_to_bf16 */
 
 #endif

@@ -71,7 +71,7 @@ static const char USAGE[] =
     "  --context N         tokens each sequence has before decode is measured (default 64)\n"
     "  --batch-tokens N    tokens of one prefill step (default 512)\n"
     "  --repeat N          measurements per test, the median counts (default 3)\n"
-    "  --cpu-level L       auto, scalar, avx2, avxvnni, avx512 or neon\n"
+    "  --cpu-level L       auto, scalar, avx2, avxvnni, avx512, avx512bf16 or neon\n"
     "  --kv-type T         f16, bf16, f32 or q8\n"
     "  --repack on|off     copy weights into the kernels' layout (default on)\n"
     "  --json FILE         also write the results as JSON ('-' = stdout instead of the table)\n"

@@ -70,7 +70,7 @@ static const char USAGE[] =
     "  --io I               auto, uring or threads\n"
     "  --resident on|off    measure the resident engine too (default: where it fits)\n"
     "  --threads N          CPU threads (default: physical cores)\n"
-    "  --cpu-level L        auto, scalar, avx2, avxvnni, avx512 or neon\n"
+    "  --cpu-level L        auto, scalar, avx2, avxvnni, avx512, avx512bf16 or neon\n"
     "  --json FILE          also write the results as JSON ('-' = stdout instead of the table)\n";
 
 static bool parse_percent(const char *s, uint32_t *out) {

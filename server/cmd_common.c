@@ -70,7 +70,7 @@ bool cmd_parse_list(const char *s, uint32_t cap, uint32_t *n, bool (*parse)(void
 int cmd_pick_level(const char *name, const struct kern_ops **out, struct err *e) {
     enum kern_level level = kern_cpu_best();
     if (strcmp(name, "auto") && !kern_level_find(name, &level)) {
-        return err_set(e, ST_INVALID, "--cpu-level: expected auto, scalar, avx2, avxvnni, avx512 or neon; found %s", name);
+        return err_set(e, ST_INVALID, "--cpu-level: expected auto, scalar, avx2, avxvnni, avx512, avx512bf16 or neon; found %s", name);
     }
     *out = kern_cpu_ops(level);
     return *out ? ST_OK : err_set(e, ST_INVALID, "--cpu-level: this CPU cannot run %s; auto would take %s", name,

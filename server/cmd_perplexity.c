@@ -52,7 +52,7 @@ static const char USAGE[] =
     "  --context N         tokens of a window; every token but its first counts (default 512)\n"
     "  --tokens N          stop after N tokens of the text (default: all)\n"
     "  --threads N         CPU threads (default: physical cores)\n"
-    "  --cpu-level L       auto, scalar, avx2, avxvnni, avx512 or neon\n"
+    "  --cpu-level L       auto, scalar, avx2, avxvnni, avx512, avx512bf16 or neon\n"
     "  --kv-type T         f16, bf16 or f32\n"
     "  --activations T     q8 or f32: inputs of quantised weights\n"
     "  --repack on|off     copy weights into the kernels' layout (default on)\n"

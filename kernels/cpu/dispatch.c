@@ -16,22 +16,25 @@
 #include "kernels/internal.h"
 
 static const char *const level_names[KERN_N_LEVELS] = {
-    [KERN_SCALAR] = "scalar", [KERN_AVX2] = "avx2", [KERN_AVXVNNI] = "avxvnni", [KERN_AVX512] = "avx512", [KERN_NEON] = "neon",
+    [KERN_SCALAR] = "scalar", [KERN_AVX2] = "avx2", [KERN_AVXVNNI] = "avxvnni", [KERN_AVX512] = "avx512",
+    [KERN_AVX512BF16] = "avx512bf16", [KERN_NEON] = "neon",
 };
 
-/* GEMM is the level of the matrix product, REST that of everything else. */
-#define OPS(GEMM, REST)                                                                                          \
-    .name = #GEMM, .gemm = kern__gemm_##GEMM, .quantize = kern__quantize_##REST, .attn = kern__attn_##REST,      \
-    .kv_store = kern__kv_store_##REST, .rms_norm = kern__rms_norm_##REST, .swiglu = kern__swiglu_##REST, .axpy = kern__axpy_##REST
+/* The levels of the matrix product, of the one for BF16, and of everything else. */
+#define OPS(GEMM, BF16, REST)                                                                                    \
+    .gemm = kern__gemm_##GEMM, .gemm_bf16 = kern__gemm_bf16_##BF16, .quantize = kern__quantize_##REST,           \
+    .attn = kern__attn_##REST, .kv_store = kern__kv_store_##REST, .rms_norm = kern__rms_norm_##REST,             \
+    .swiglu = kern__swiglu_##REST, .axpy = kern__axpy_##REST
 
 static const struct kern_ops ops_table[KERN_N_LEVELS] = {
-    [KERN_SCALAR] = { .level = KERN_SCALAR, OPS(scalar, scalar) },
+    [KERN_SCALAR] = { KERN_SCALAR, "scalar", OPS(scalar, scalar, scalar) },
 #if defined(__x86_64__)
-    [KERN_AVX2] = { .level = KERN_AVX2, OPS(avx2, avx2) },
-    [KERN_AVXVNNI] = { .level = KERN_AVXVNNI, OPS(avxvnni, avx2) },
-    [KERN_AVX512] = { .level = KERN_AVX512, OPS(avx512, avx512) },
+    [KERN_AVX2] = { KERN_AVX2, "avx2", OPS(avx2, avx2, avx2) },
+    [KERN_AVXVNNI] = { KERN_AVXVNNI, "avxvnni", OPS(avxvnni, avx2, avx2) },
+    [KERN_AVX512] = { KERN_AVX512, "avx512", OPS(avx512, avx512, avx512) },
+    [KERN_AVX512BF16] = { KERN_AVX512BF16, "avx512bf16", OPS(avx512, avx512bf16, avx512) },
 #elif defined(__aarch64__)
-    [KERN_NEON] = { .level = KERN_NEON, OPS(neon, neon) },
+    [KERN_NEON] = { KERN_NEON, "neon", OPS(neon, neon, neon) },
 #endif
 };
 
@@ -48,7 +51,7 @@ static uint32_t xcr0(void) {
 
 /* A BIT per level that this CPU can run. */
 static uint32_t levels(void) {
-    enum { XCR0_YMM = 0x06, XCR0_ZMM = 0xe6, AVXVNNI_7_1_EAX = 1 << 4 };
+    enum { XCR0_YMM = 0x06, XCR0_ZMM = 0xe6, AVXVNNI_7_1_EAX = 1 << 4, BF16_7_1_EAX = 1 << 5 };
     uint32_t a, b, c, d, max7, b7, c7, a71 = 0, found = BIT(KERN_SCALAR);
     if (!__get_cpuid(1, &a, &b, &c, &d) || !HAS(c, bit_OSXSAVE | bit_AVX | bit_FMA | bit_F16C))
         return found;
@@ -58,7 +61,7 @@ static uint32_t levels(void) {
     if (max7 >= 1 && __get_cpuid_count(7, 1, &a71, &b, &c, &d) && HAS(a71, AVXVNNI_7_1_EAX))
         found |= BIT(KERN_AVXVNNI);
     if (HAS(b7, bit_AVX512F | bit_AVX512BW | bit_AVX512VL | bit_AVX512DQ) && HAS(c7, bit_AVX512VNNI) && HAS(xcr0(), XCR0_ZMM))
-        found |= BIT(KERN_AVX512);
+        found |= BIT(KERN_AVX512) | (HAS(a71, BF16_7_1_EAX) ? BIT(KERN_AVX512BF16) : 0);
     return found;
 }
 #elif defined(__aarch64__)

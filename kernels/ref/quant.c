@@ -53,6 +53,13 @@ uint16_t kern_f32_to_bf16(float f) {
     return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
 
+void kern_round_bf16(const float *x, size_t n, uint16_t *out) {
+    for (size_t i = 0; i < n; i++) { /* kern_f32_to_bf16 without a branch, which keeps compilers from vectors */
+        uint32_t u = float_bits(x[i]), nan = (u & 0x7fffffff) > 0x7f800000, round = 0x7fff + (u >> 16 & 1);
+        out[i] = (uint16_t)((nan ? u | 0x400000 : u + round) >> 16);
+    }
+}
+
 /* Half-split nibbles: byte j holds weight j below and weight j + 16 above. */
 static void nibbles_split(const uint8_t qs[16], int bias, int16_t code[32]) {
     for (int j = 0; j < 16; j++) {
