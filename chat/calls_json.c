@@ -9,28 +9,94 @@ static bool key_is(const struct json_member *m, const char *name) {
     return m->n_key == strlen(name) + 2 && memcmp(m->key + 1, name, m->n_key - 2) == 0;
 }
 
+static size_t skip_space(const char *p, size_t n, size_t at) {
+    while (at < n && chat__space(p[at])) at++;
+    return at;
+}
+
+/* The string literal at p[*at], behind space: its view with quotes. */
+static int head_string(const char *p, size_t n, size_t *at, struct text_view *out) {
+    size_t used;
+
+    *at = skip_space(p, n, *at);
+    if (*at == n) return ST_LIMIT;
+    if (p[*at] != '"') return ST_INVALID;
+    int rc = json_scan_value(p + *at, n - *at, &chat__json_limits, &used);
+    *out = (struct text_view){p + *at, used};
+    *at += used;
+    return rc;
+}
+
+static int head_byte(const char *p, size_t n, size_t *at, char c) {
+    *at = skip_space(p, n, *at);
+    if (*at == n) return ST_LIMIT;
+    return p[(*at)++] == c ? 0 : ST_INVALID;
+}
+
+int chat__json_head(const char *p, size_t n, struct buf *name, struct call_parts *out) {
+    struct text_view key, value;
+    size_t at = 0;
+    int rc = head_byte(p, n, &at, '{');
+
+    *out = (struct call_parts){0};
+    while (rc == 0) {
+        struct json_member m = {0};
+        if ((rc = head_string(p, n, &at, &key)) || (rc = head_byte(p, n, &at, ':'))) break;
+        m.key = key.p, m.n_key = key.n;
+        if (out->name && (key_is(&m, "arguments") || key_is(&m, "parameters"))) {
+            if ((rc = head_byte(p, n, &at, '{'))) break;
+            out->arguments = p + at - 1, out->n_arguments = n - at + 1;
+            return 0;
+        }
+        if ((rc = head_string(p, n, &at, &value)) || (rc = head_byte(p, n, &at, ','))) break;
+        if (key_is(&m, "name") && !out->name) {
+            json_put_unescaped(name, value.p, value.n);
+            if (name->failed || name->len == 0) return ST_INVALID;
+            out->name = name->data, out->n_name = name->len;
+        } else if (key_is(&m, "id") && !out->id) {
+            if (!memchr(value.p, '\\', value.n)) out->id = value.p + 1, out->n_id = value.n - 2;
+        } else if (!key_is(&m, "type")) {
+            return ST_INVALID;
+        }
+    }
+    return rc;
+}
+
 /* {"name": "f", "arguments": {...}, "id": "x"}; "parameters" means the same; {"function": {...}} may stand around it. */
-static int one_object(struct chat_reply *r, const char *p, size_t n) {
+static int any_object(struct chat_reply *r, const char *p, size_t n, struct buf *name) {
     struct call_parts c = {0};
     struct json_member m;
-    struct buf name;
     size_t at = 0;
-    int rc = ST_INVALID;
 
     while (json_next(p, n, &at, &m)) {
-        if (key_is(&m, "function") && *m.value == '{') return one_object(r, m.value, m.n_value);
+        if (key_is(&m, "function") && *m.value == '{') return any_object(r, m.value, m.n_value, name);
         if (key_is(&m, "name") && *m.value == '"') c.name = m.value, c.n_name = m.n_value;
         if (key_is(&m, "arguments") || key_is(&m, "parameters")) c.arguments = m.value, c.n_arguments = m.n_value;
         if (key_is(&m, "id") && *m.value == '"' && m.n_value > 2) c.id = m.value + 1, c.n_id = m.n_value - 2;
     }
     if (!c.name) return ST_INVALID;
-    buf_init(&name, 2 * CHAT_MAX_NAME_BYTES);
-    json_put_unescaped(&name, c.name, c.n_name);
-    c.name = name.data;
-    c.n_name = name.len;
+    json_put_unescaped(name, c.name, c.n_name);
+    c.name = name->data;
+    c.n_name = name->len;
     if (c.n_id && memchr(c.id, '\\', c.n_id)) c.n_id = 0;
     if (c.n_arguments == 4 && memcmp(c.arguments, "null", 4) == 0) c.n_arguments = 0;
-    if (!name.failed) rc = chat__add_call(r, &c);
+    return name->failed ? ST_INVALID : chat__add_call(r, &c);
+}
+
+/* An object whose head tells all was shown as a draft from there on: what stands behind its arguments changes nothing. */
+static int one_object(struct chat_reply *r, const char *p, size_t n, bool drafted) {
+    struct call_parts c;
+    struct buf name;
+    int rc = ST_INVALID;
+
+    buf_init(&name, 2 * CHAT_MAX_NAME_BYTES);
+    if (drafted && (rc = chat__json_head(p, n, &name, &c)) == 0) {
+        json_scan_value(c.arguments, c.n_arguments, &chat__json_limits, &c.n_arguments); /* part of what was scanned */
+        rc = chat__add_call(r, &c);
+    } else {
+        buf_reset(&name);
+        rc = any_object(r, p, n, &name);
+    }
     buf_clear(&name);
     return rc;
 }
@@ -40,10 +106,10 @@ int chat__json_call(struct chat_reply *r, const char *p, size_t n) {
     size_t at = 0;
     int rc = 0, k = 0;
 
-    if (*p == '{') return one_object(r, p, n);
+    if (*p == '{') return one_object(r, p, n, true);
     if (*p != '[') return ST_INVALID;
     while (rc == 0 && json_next(p, n, &at, &m)) {
-        rc = *m.value == '{' ? one_object(r, m.value, m.n_value) : ST_INVALID;
+        rc = *m.value == '{' ? one_object(r, m.value, m.n_value, false) : ST_INVALID;
         k++;
     }
     return rc ? rc : k ? 0 : ST_INVALID;
@@ -74,23 +140,32 @@ int chat__parse_tool_call(struct chat_reply *r, const struct chat_mark *m, const
     return rc ? rc : used == v.n ? 0 : ST_INVALID;
 }
 
-/* NAME[CALL_ID]ID[ARGS]{...}, where both marks may lack. */
+/* Both marks may lack. */
+void chat__mistral_head(const char *p, size_t n, struct call_parts *out) {
+    struct text_view head = chat__trim(p, n), ident = {0};
+    const char *args = chat__find(head.p, head.n, "[ARGS]"), *id;
+
+    if (args) head = chat__trim(head.p, (size_t)(args - head.p));
+    if ((id = chat__find(head.p, head.n, "[CALL_ID]"))) {
+        ident = chat__trim(id + 9, head.n - (size_t)(id + 9 - head.p));
+        head = chat__trim(head.p, (size_t)(id - head.p));
+    }
+    *out = (struct call_parts){.name = head.p, .n_name = head.n, .id = ident.p, .n_id = ident.n};
+}
+
 static int mistral_named(struct chat_reply *r, const char *p, size_t n, size_t *used) {
-    const char *brace = memchr(p, '{', n), *id = NULL;
+    const char *brace = memchr(p, '{', n);
+    struct call_parts c;
     size_t len;
 
     if (!brace) return ST_LIMIT;
     int rc = json_scan_value(brace, n - (size_t)(brace - p), &chat__json_limits, &len);
     if (rc) return rc;
     *used = (size_t)(brace - p) + len;
-    struct text_view head = chat__trim(p, (size_t)(brace - p)), ident = {0};
-    const char *args = chat__find(head.p, head.n, "[ARGS]");
-    if (args) head = chat__trim(head.p, (size_t)(args - head.p));
-    if ((id = chat__find(head.p, head.n, "[CALL_ID]"))) {
-        ident = chat__trim(id + 9, head.n - (size_t)(id + 9 - head.p));
-        head = chat__trim(head.p, (size_t)(id - head.p));
-    }
-    return chat__add_call(r, &(struct call_parts){head.p, brace, ident.p, head.n, len, ident.n});
+    chat__mistral_head(p, (size_t)(brace - p), &c);
+    c.arguments = brace;
+    c.n_arguments = len;
+    return chat__add_call(r, &c);
 }
 
 int chat__parse_mistral(struct chat_reply *r, const struct chat_mark *m, const char *p, size_t n) {
@@ -226,45 +301,59 @@ int chat__parse_python_tag(struct chat_reply *r, const struct chat_mark *m, cons
     return rc;
 }
 
-/* Without the fence ```json ... ``` that DeepSeek V3 and R1 put around arguments. */
-static struct text_view unfence(struct text_view v) {
+/* function SEP name \n fenced arguments (V3, R1), or name SEP arguments (V3.1). */
+int chat__deepseek_head(const char *p, size_t n, struct call_parts *out) {
     static const char fence[] = "```";
+    const char *mark = chat__syntaxes[CHAT_SYNTAX_DEEPSEEK].inner[0], *sep = chat__find(p, n, mark), *end = p + n;
 
-    if (!chat__starts(v.p, v.n, fence)) return v;
-    const char *line = memchr(v.p, '\n', v.n);
-    if (!line) return v;
-    v = chat__trim(line, v.n - (size_t)(line - v.p));
-    if (v.n >= 3 && memcmp(v.p + v.n - 3, fence, 3) == 0) v.n -= 3;
-    return chat__trim(v.p, v.n);
+    *out = (struct call_parts){0};
+    if (!sep) return ST_LIMIT;
+    struct text_view name = chat__trim(p, (size_t)(sep - p)), args = chat__trim(sep + strlen(mark), (size_t)(end - sep) - strlen(mark));
+    if (args.n > 0 && *args.p != '{') {
+        const char *line = memchr(args.p, '\n', (size_t)(end - args.p));
+        if (!line) return ST_LIMIT;
+        name = chat__trim(args.p, (size_t)(line - args.p));
+        args = chat__trim(line, (size_t)(end - line));
+        if (args.n > 0 && *args.p == *fence) {
+            if (args.n >= 3 && !chat__starts(args.p, args.n, fence)) return ST_INVALID;
+            line = memchr(args.p, '\n', (size_t)(end - args.p));
+            if (!line) return ST_LIMIT;
+            args = chat__trim(line, (size_t)(end - line));
+        }
+    }
+    *out = (struct call_parts){.name = name.p, .n_name = name.n, .arguments = args.p, .n_arguments = args.n};
+    return 0;
 }
 
-/* function SEP name \n fenced arguments (V3, R1), or name SEP arguments (V3.1). */
 int chat__parse_deepseek(struct chat_reply *r, const struct chat_mark *m, const char *p, size_t n) {
-    const char *mark = chat__syntaxes[CHAT_SYNTAX_DEEPSEEK].inner[0], *sep = chat__find(p, n, mark);
+    struct call_parts c;
+    int rc = chat__deepseek_head(p, n, &c);
 
     (void)m;
-    if (!sep) return ST_INVALID;
-    struct text_view name = chat__trim(p, (size_t)(sep - p)), args = chat__trim(sep + strlen(mark), n - (size_t)(sep - p) - strlen(mark));
-    if (args.n > 0 && *args.p != '{') {
-        const char *line = memchr(args.p, '\n', args.n);
-        if (!line) return ST_INVALID;
-        name = chat__trim(args.p, (size_t)(line - args.p));
-        args = unfence(chat__trim(line, args.n - (size_t)(line - args.p)));
-    }
-    return chat__add_call(r, &(struct call_parts){name.p, args.p, NULL, name.n, args.n, 0});
+    if (rc) return ST_INVALID;
+    if (c.n_arguments >= 3 && memcmp(c.arguments + c.n_arguments - 3, "```", 3) == 0) c.n_arguments -= 3;
+    return chat__add_call(r, &c);
 }
 
 /* functions.NAME:INDEX MARK arguments; the first part is also the id, which the template wants back. */
-int chat__parse_kimi(struct chat_reply *r, const struct chat_mark *m, const char *p, size_t n) {
+int chat__kimi_head(const char *p, size_t n, struct call_parts *out) {
     const char *mark = chat__syntaxes[CHAT_SYNTAX_KIMI].inner[0], *sep = chat__find(p, n, mark);
     static const char prefix[] = "functions.";
 
-    (void)m;
-    if (!sep) return ST_INVALID;
+    *out = (struct call_parts){0};
+    if (!sep) return ST_LIMIT;
     struct text_view id = chat__trim(p, (size_t)(sep - p)), name = id;
     if (chat__starts(name.p, name.n, prefix)) name.p += sizeof prefix - 1, name.n -= sizeof prefix - 1;
     const char *colon = memrchr(name.p, ':', name.n);
     if (colon) name.n = (size_t)(colon - name.p);
     sep += strlen(mark);
-    return chat__add_call(r, &(struct call_parts){name.p, sep, id.p, name.n, n - (size_t)(sep - p), id.n});
+    *out = (struct call_parts){name.p, sep, id.p, name.n, n - (size_t)(sep - p), id.n};
+    return 0;
+}
+
+int chat__parse_kimi(struct chat_reply *r, const struct chat_mark *m, const char *p, size_t n) {
+    struct call_parts c;
+
+    (void)m;
+    return chat__kimi_head(p, n, &c) ? ST_INVALID : chat__add_call(r, &c);
 }

@@ -34,7 +34,7 @@ static void put_value(struct buf *out, struct text_view v, bool as_string) {
 }
 
 static void put_pair(struct buf *args, struct text_view key, struct text_view value, bool as_string) {
-    buf_puts(args, args->len > 1 ? ", " : "");
+    buf_puts(args, args->len > 0 && args->data[args->len - 1] != '{' ? ", " : "");
     json_put_string(args, key.p, key.n);
     buf_puts(args, ": ");
     put_value(args, value, as_string);
@@ -53,63 +53,68 @@ static void begin_args(struct buf *args, size_t n) {
     buf_putc(args, '{');
 }
 
-/* NAME> (<parameter=KEY> VALUE </parameter>)* */
-int chat__parse_function_tag(struct chat_reply *r, const struct chat_mark *m, const char *p, size_t n) {
+/* <parameter=KEY> VALUE </parameter> */
+int chat__take_parameter(const struct chat_tool *tool, struct text_view *rest, struct buf *args) {
     static const char open[] = "<parameter=", close[] = "</parameter>";
-    const char *gt = memchr(p, '>', n), *end = p + n;
+    const char *end = rest->p + rest->n;
+    struct text_view v = chat__trim(rest->p, rest->n);
+
+    if (!chat__starts(v.p, v.n, open)) return ST_INVALID;
+    const char *key = v.p + sizeof open - 1, *stop = memchr(key, '>', (size_t)(end - key));
+    const char *last = stop ? chat__find(stop, (size_t)(end - stop), close) : NULL;
+    if (!last) return ST_LIMIT;
+    struct text_view k = chat__trim(key, (size_t)(stop - key));
+    put_pair(args, k, unline(stop + 1, (size_t)(last - stop - 1)), is_string_param(tool, k) != 0);
+    rest->p = last + sizeof close - 1;
+    rest->n = (size_t)(end - rest->p);
+    return 0;
+}
+
+/* NAME> and parameters */
+int chat__parse_function_tag(struct chat_reply *r, const struct chat_mark *m, const char *p, size_t n) {
+    const char *gt = memchr(p, '>', n);
     struct buf args;
     int rc = 0;
 
     (void)m;
     if (!gt) return ST_LIMIT;
-    struct text_view name = chat__trim(p, (size_t)(gt - p));
+    struct text_view name = chat__trim(p, (size_t)(gt - p)), rest = {gt + 1, n - (size_t)(gt + 1 - p)};
     const struct chat_tool *tool = chat__find_tool(r, name.p, name.n);
     begin_args(&args, n);
-    for (p = gt + 1; rc == 0;) {
-        struct text_view rest = chat__trim(p, (size_t)(end - p));
-        if (rest.n == 0) break;
-        if (!chat__starts(rest.p, rest.n, open)) {
-            rc = ST_INVALID;
-            break;
-        }
-        const char *key = rest.p + sizeof open - 1, *stop = memchr(key, '>', (size_t)(end - key));
-        const char *last = stop ? chat__find(stop, (size_t)(end - stop), close) : NULL;
-        if (!last) {
-            rc = ST_LIMIT;
-            break;
-        }
-        struct text_view k = chat__trim(key, (size_t)(stop - key));
-        put_pair(&args, k, unline(stop + 1, (size_t)(last - stop - 1)), is_string_param(tool, k) != 0);
-        p = last + sizeof close - 1;
-    }
+    while (rc == 0 && chat__trim(rest.p, rest.n).n > 0) rc = chat__take_parameter(tool, &rest, &args);
     return finish_call(r, name, &args, rc);
 }
 
-/* NAME (<arg_key>KEY</arg_key> <arg_value>VALUE</arg_value>)* */
-int chat__parse_arg_pairs(struct chat_reply *r, const char *p, size_t n) {
+/* <arg_key>KEY</arg_key> <arg_value>VALUE</arg_value> */
+int chat__take_arg_pair(const struct chat_tool *tool, struct text_view *rest, struct buf *args) {
     static const char *const tags[4] = {"<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"};
-    const char *end = p + n, *first = chat__find(p, n, tags[0]);
-    struct text_view name = chat__trim(p, first ? (size_t)(first - p) : n);
+    const char *end = rest->p + rest->n;
+    struct text_view v = chat__trim(rest->p, rest->n);
+    const char *at[4] = {v.p};
+
+    if (!chat__starts(v.p, v.n, tags[0])) return ST_INVALID;
+    for (int i = 1; i < 4; i++) {
+        const char *from = at[i - 1] + strlen(tags[i - 1]);
+        if (!(at[i] = chat__find(from, (size_t)(end - from), tags[i]))) return ST_LIMIT;
+    }
+    struct text_view key = chat__trim(at[0] + 9, (size_t)(at[1] - at[0] - 9));
+    put_pair(args, key, (struct text_view){at[2] + 11, (size_t)(at[3] - at[2] - 11)}, is_string_param(tool, key) != 0);
+    rest->p = at[3] + strlen(tags[3]);
+    rest->n = (size_t)(end - rest->p);
+    return 0;
+}
+
+/* NAME and pairs */
+int chat__parse_arg_pairs(struct chat_reply *r, const char *p, size_t n) {
+    const char *first = chat__find(p, n, "<arg_key>"), *end = p + n;
+    struct text_view name = chat__trim(p, first ? (size_t)(first - p) : n), rest = {first ? first : end, first ? (size_t)(end - first) : 0};
     const struct chat_tool *tool = chat__find_tool(r, name.p, name.n);
     struct buf args;
     int rc = 0;
 
     if (!first && !tool) return ST_INVALID; /* only words */
     begin_args(&args, n);
-    for (p = first ? first : end; rc == 0;) {
-        struct text_view rest = chat__trim(p, (size_t)(end - p));
-        const char *at[4] = {rest.p};
-        if (rest.n == 0) break;
-        if (!chat__starts(rest.p, rest.n, tags[0])) rc = ST_INVALID;
-        for (int i = 1; i < 4 && rc == 0; i++) {
-            const char *from = at[i - 1] + strlen(tags[i - 1]);
-            if (!(at[i] = chat__find(from, (size_t)(end - from), tags[i]))) rc = ST_LIMIT;
-        }
-        if (rc) break;
-        struct text_view key = chat__trim(at[0] + 9, (size_t)(at[1] - at[0] - 9));
-        put_pair(&args, key, (struct text_view){at[2] + 11, (size_t)(at[3] - at[2] - 11)}, is_string_param(tool, key) != 0);
-        p = at[3] + strlen(tags[3]);
-    }
+    while (rc == 0 && chat__trim(rest.p, rest.n).n > 0) rc = chat__take_arg_pair(tool, &rest, &args);
     return finish_call(r, name, &args, rc);
 }
 
@@ -143,11 +148,11 @@ static struct text_view attribute(struct text_view attrs, const char *name) {
     return (struct text_view){0};
 }
 
-static int one_parameter(struct chat_reply *r, struct text_view *v, const char *prefix, struct text_view function, struct buf *args) {
-    struct text_view attrs;
-    const char *from, *end = v->p + v->n;
+int chat__take_invoke_parameter(const struct chat_tool *tool, struct text_view *rest, const char *prefix, struct buf *args) {
+    struct text_view attrs, v = *rest;
+    const char *from, *end = v.p + v.n;
     char close[48];
-    int rc = take_tag(v, prefix, "parameter", &attrs);
+    int rc = take_tag(&v, prefix, "parameter", &attrs);
 
     if (rc) return rc;
     snprintf(close, sizeof close, "</%sparameter>", prefix);
@@ -155,28 +160,52 @@ static int one_parameter(struct chat_reply *r, struct text_view *v, const char *
     const char *last = chat__find(from, (size_t)(end - from), close);
     if (!last) return ST_LIMIT;
     struct text_view key = attribute(attrs, "name"), string = attribute(attrs, "string");
-    bool as_string = string.n > 0 ? chat__starts(string.p, string.n, "true") : is_string_param(chat__find_tool(r, function.p, function.n), key) != 0;
+    bool as_string = string.n > 0 ? chat__starts(string.p, string.n, "true") : is_string_param(tool, key) != 0;
     if (key.n == 0) return ST_INVALID;
     struct text_view value = {from + 1, (size_t)(last - from - 1)};
     put_pair(args, key, string.n > 0 ? value : unline(value.p, value.n), as_string);
-    *v = chat__trim(last + strlen(close), (size_t)(end - last) - strlen(close));
+    *rest = chat__trim(last + strlen(close), (size_t)(end - last) - strlen(close));
     return 0;
 }
 
-int chat__parse_invoke(struct chat_reply *r, const struct chat_mark *m, const char *p, size_t n) {
-    const char *dsml = chat__syntaxes[CHAT_SYNTAX_INVOKE].inner[0], *prefix = chat__find(m->open, strlen(m->open), dsml) ? dsml : "";
-    struct text_view v = chat__trim(p, n), attrs;
+const char *chat__invoke_prefix(const struct chat_mark *m) {
+    const char *dsml = chat__syntaxes[CHAT_SYNTAX_INVOKE].inner[0];
+
+    return chat__find(m->open, strlen(m->open), dsml) ? dsml : "";
+}
+
+int chat__take_invoke(struct text_view *rest, const char *prefix, struct text_view *name) {
+    struct text_view attrs, v = *rest;
+    int rc = take_tag(&v, prefix, "invoke", &attrs);
+
+    if (rc) return rc;
+    *name = attribute(attrs, "name");
+    *rest = v;
+    return 0;
+}
+
+int chat__take_invoke_end(struct text_view *rest, const char *prefix) {
+    struct text_view none, v = *rest;
     char close[32];
-    int rc = v.n == 0 ? ST_INVALID : 0;
 
     snprintf(close, sizeof close, "/%s", prefix);
+    int rc = take_tag(&v, close, "invoke", &none);
+    if (rc == 0) *rest = v;
+    return rc;
+}
+
+int chat__parse_invoke(struct chat_reply *r, const struct chat_mark *m, const char *p, size_t n) {
+    const char *prefix = chat__invoke_prefix(m);
+    struct text_view v = chat__trim(p, n), name;
+    int rc = v.n == 0 ? ST_INVALID : 0;
+
     while (rc == 0 && v.n > 0) {
         struct buf args;
-        if ((rc = take_tag(&v, prefix, "invoke", &attrs))) break;
-        struct text_view name = attribute(attrs, "name"), none;
+        if ((rc = chat__take_invoke(&v, prefix, &name))) break;
+        const struct chat_tool *tool = chat__find_tool(r, name.p, name.n);
         begin_args(&args, n);
-        while (rc == 0 && !chat__starts(v.p, v.n, "</")) rc = one_parameter(r, &v, prefix, name, &args);
-        if (rc == 0) rc = take_tag(&v, close, "invoke", &none);
+        while (rc == 0 && !chat__starts(v.p, v.n, "</")) rc = chat__take_invoke_parameter(tool, &v, prefix, &args);
+        if (rc == 0) rc = chat__take_invoke_end(&v, prefix);
         rc = finish_call(r, name, &args, rc);
     }
     return rc;

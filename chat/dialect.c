@@ -8,16 +8,16 @@
 #define DS(name) "<\xEF\xBD\x9Ctool\xE2\x96\x81" name "\xEF\xBD\x9C>" /* <｜tool▁name｜> */
 #define DSML "\xEF\xBD\x9C" "DSML" "\xEF\xBD\x9C"
 
-static const struct chat_mark hermes_marks[] = {{"<tool_call>", "</tool_call>", chat__parse_tool_call}, {NULL, NULL, NULL}};
-static const struct chat_mark qwen_marks[] = {{"<tool_call>", "</tool_call>", chat__parse_tool_call},
-                                              {"<seed:tool_call>", "</seed:tool_call>", chat__parse_tool_call},
-                                              {"<function=", "</function>", chat__parse_function_tag}, {NULL, NULL, NULL}};
-static const struct chat_mark mistral_marks[] = {{"[TOOL_CALLS]", NULL, chat__parse_mistral}, {NULL, NULL, NULL}};
-static const struct chat_mark llama_marks[] = {{"", NULL, chat__parse_llama}, {"<|python_tag|>", NULL, chat__parse_python_tag}, {NULL, NULL, NULL}};
-static const struct chat_mark deepseek_marks[] = {{DS("call\xE2\x96\x81" "begin"), DS("call\xE2\x96\x81" "end"), chat__parse_deepseek}, {NULL, NULL, NULL}};
-static const struct chat_mark kimi_marks[] = {{"<|tool_call_begin|>", "<|tool_call_end|>", chat__parse_kimi}, {NULL, NULL, NULL}};
-static const struct chat_mark invoke_marks[] = {{"<minimax:tool_call>", "</minimax:tool_call>", chat__parse_invoke},
-                                                {"<" DSML "tool_calls>", "</" DSML "tool_calls>", chat__parse_invoke}, {NULL, NULL, NULL}};
+static const struct chat_mark hermes_marks[] = {{"<tool_call>", "</tool_call>", chat__parse_tool_call, chat__draft_tool_call}, {NULL, NULL, NULL, NULL}};
+static const struct chat_mark qwen_marks[] = {{"<tool_call>", "</tool_call>", chat__parse_tool_call, chat__draft_tool_call},
+                                              {"<seed:tool_call>", "</seed:tool_call>", chat__parse_tool_call, chat__draft_tool_call},
+                                              {"<function=", "</function>", chat__parse_function_tag, chat__draft_function_tag}, {NULL, NULL, NULL, NULL}};
+static const struct chat_mark mistral_marks[] = {{"[TOOL_CALLS]", NULL, chat__parse_mistral, chat__draft_mistral}, {NULL, NULL, NULL, NULL}};
+static const struct chat_mark llama_marks[] = {{"", NULL, chat__parse_llama, chat__draft_llama}, {"<|python_tag|>", NULL, chat__parse_python_tag, chat__draft_llama}, {NULL, NULL, NULL, NULL}};
+static const struct chat_mark deepseek_marks[] = {{DS("call\xE2\x96\x81" "begin"), DS("call\xE2\x96\x81" "end"), chat__parse_deepseek, chat__draft_deepseek}, {NULL, NULL, NULL, NULL}};
+static const struct chat_mark kimi_marks[] = {{"<|tool_call_begin|>", "<|tool_call_end|>", chat__parse_kimi, chat__draft_kimi}, {NULL, NULL, NULL, NULL}};
+static const struct chat_mark invoke_marks[] = {{"<minimax:tool_call>", "</minimax:tool_call>", chat__parse_invoke, chat__draft_invoke},
+                                                {"<" DSML "tool_calls>", "</" DSML "tool_calls>", chat__parse_invoke, chat__draft_invoke}, {NULL, NULL, NULL, NULL}};
 
 static const char *const qwen_skip[] = {"</tool_call>", NULL};
 static const char *const deepseek_skip[] = {DS("calls\xE2\x96\x81" "begin"), DS("calls\xE2\x96\x81" "end"), NULL};

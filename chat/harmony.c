@@ -49,6 +49,7 @@ static bool to_body(struct chat_reply *r, size_t n_header) {
     if (r->o.n_tools == 0) r->channel_to[0] = '\0';
     chat__drop_held(r, n_header);
     r->state = *r->channel_to ? REPLY_CALL : REPLY_BODY;
+    if (r->state == REPLY_CALL) chat__begin_block(r);
     if (r->analysis && r->state == REPLY_BODY) r->o.in_reasoning = true;
     return true;
 }
@@ -112,11 +113,15 @@ static bool step_body(struct chat_reply *r) {
 static bool step_call(struct chat_reply *r) {
     struct mark_hit hit = chat__find_mark(r->held.data, r->held.len, ends, N_ENDS, r->final);
 
-    if (hit.index < 0 && !r->final) return false;
+    if (hit.index < 0 && !r->final) {
+        chat__draft_harmony(r);
+        return false;
+    }
     struct call_parts c = {.name = r->channel_to, .n_name = strlen(r->channel_to), .arguments = r->held.data, .n_arguments = hit.at};
     if (chat__add_call(r, &c)) add_text(r, r->held.data, hit.at);
     else r->content.text.len = r->content.ready;
     chat__drop_held(r, hit.at);
+    chat__drop_drafts(r);
     r->state = REPLY_BODY;
     return hit.index >= 0 && leave(r, hit);
 }

@@ -91,7 +91,7 @@ const struct chat_tool *chat__find_tool(const struct chat_reply *r, const char *
     return NULL;
 }
 
-static void make_id(const struct chat_reply *r, char *out) {
+static void make_id(const struct chat_reply *r, uint32_t serial, char *out) {
     static const char digits[] = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
     const struct chat_syntax_row *s = &chat__syntaxes[r->o.dialect.syntax];
     size_t n = strlen(s->id_prefix);
@@ -99,8 +99,8 @@ static void make_id(const struct chat_reply *r, char *out) {
 
     memcpy(out, s->id_prefix, n);
     for (uint32_t i = 0; i < s->id_chars; i++, v /= 62) {
-        if (i % 10 == 0) { /* 62^10 < 2^64: splitmix64 of seed, call and block of ten */
-            v = r->o.id_seed + 0x9E3779B97F4A7C15u * (r->n_calls * 16u + i / 10 + 1);
+        if (i % 10 == 0) { /* 62^10 < 2^64: splitmix64 of seed, call and ten digits */
+            v = r->o.id_seed + 0x9E3779B97F4A7C15u * (serial * UINT64_C(16) + i / 10 + 1);
             v = (v ^ v >> 30) * 0xBF58476D1CE4E5B9u;
             v = (v ^ v >> 27) * 0x94D049BB133111EBu;
             v ^= v >> 31;
@@ -133,32 +133,45 @@ static int put_arguments(struct chat_reply *r, const struct call_parts *c, struc
     return 0;
 }
 
+int chat__head_call(struct chat_reply *r, const struct call_parts *c, struct buf *strings, uint32_t nth, struct chat_call *out) {
+    if (c->n_name == 0 || c->n_name > CHAT_MAX_NAME_BYTES || !printable(c->name, c->n_name)) return ST_INVALID;
+    out->serial = r->progress.serial + nth;
+    out->name = strings->len;
+    out->n_name = c->n_name;
+    if (buf_append(strings, c->name, c->n_name)) return ST_NOMEM;
+    if (c->n_id > 0 && c->n_id < CHAT_ID_BYTES && printable(c->id, c->n_id)) {
+        memcpy(out->id, c->id, c->n_id);
+        out->id[c->n_id] = '\0';
+    } else {
+        make_id(r, out->serial, out->id);
+    }
+    return 0;
+}
+
+bool chat__calls_room(struct chat_reply *r) {
+    if (!r->calls) r->calls = mem_zalloc(2 * CHAT_MAX_CALLS, sizeof *r->calls);
+    r->drafts = r->calls ? r->calls + CHAT_MAX_CALLS : NULL;
+    return r->calls != NULL;
+}
+
 int chat__add_call(struct chat_reply *r, const struct call_parts *c) {
     size_t mark = r->strings.len;
 
-    if (c->n_name == 0 || c->n_name > CHAT_MAX_NAME_BYTES || !printable(c->name, c->n_name) || r->n_calls == CHAT_MAX_CALLS) return ST_INVALID;
-    if (!r->calls) r->calls = mem_zalloc(CHAT_MAX_CALLS, sizeof *r->calls);
-    struct chat_call *call = r->calls ? &r->calls[r->n_calls] : NULL;
-    int rc = call ? 0 : ST_NOMEM;
-    if (rc == 0) {
-        call->name = r->strings.len;
-        call->n_name = c->n_name;
-        buf_append(&r->strings, c->name, c->n_name);
-        rc = put_arguments(r, c, call);
-    }
+    if (r->n_calls == CHAT_MAX_CALLS) return ST_INVALID;
+    struct chat_call *call = chat__calls_room(r) ? &r->calls[r->n_calls] : NULL;
+    int rc = call ? chat__head_call(r, c, &r->strings, r->n_calls - r->progress.n_before, call) : ST_NOMEM;
+    if (rc == 0) rc = put_arguments(r, c, call);
     if (rc == ST_NOMEM) r->failed = true;
     if (rc) {
         r->strings.len = mark < r->strings.len ? mark : r->strings.len;
         return rc;
     }
-    if (c->n_id > 0 && c->n_id < CHAT_ID_BYTES && printable(c->id, c->n_id)) {
-        memcpy(call->id, c->id, c->n_id);
-        call->id[c->n_id] = '\0';
-    } else {
-        make_id(r, call->id);
-    }
     r->n_calls++;
     return 0;
+}
+
+void chat__begin_block(struct chat_reply *r) {
+    r->progress = (struct chat_progress){.serial = r->n_blocks++ * CHAT_MAX_CALLS, .n_before = r->n_calls};
 }
 
 void chat__undo_calls(struct chat_reply *r, uint32_t n_calls, size_t n_strings) {
@@ -180,6 +193,7 @@ static int collect_marks(const struct chat_reply *r, const char **out, int *n_op
 }
 
 static void begin_block(struct chat_reply *r, const struct chat_mark *m) {
+    chat__begin_block(r);
     r->mark = m;
     r->state = REPLY_BLOCK;
     r->seen = strlen(m->open);
@@ -250,6 +264,7 @@ static bool end_block(struct chat_reply *r, size_t n, bool is_call) {
     if (is_call) r->content.text.len = r->content.ready; /* space before a call is not part of the answer */
     else chat__content(r, r->held.data, n);
     chat__drop_held(r, n);
+    chat__drop_drafts(r);
     r->state = REPLY_CONTENT;
     return true;
 }
@@ -260,22 +275,30 @@ static bool let_go(struct chat_reply *r) {
 
     chat__content(r, r->held.data, n);
     chat__drop_held(r, n);
+    chat__drop_drafts(r);
     r->state = REPLY_CONTENT;
     return true;
+}
+
+static bool draft_block(struct chat_reply *r) {
+    size_t n_open = strlen(r->mark->open);
+
+    if (r->held.len > n_open && !r->final) r->mark->draft(r, r->mark, r->held.data + n_open, r->held.len - n_open);
+    return false;
 }
 
 /* Without a close mark only the end decides; what can be no call is let go as soon as that is seen. */
 static bool step_open_block(struct chat_reply *r) {
     size_t n = r->held.len;
 
-    if (!r->final && n < 2 * r->tried + 64) return false;
+    if (!r->final && n < 2 * r->tried + 64) return draft_block(r);
     r->tried = n;
     uint32_t n_calls = r->n_calls;
     size_t n_strings = r->strings.len;
     int rc = try_block(r, n, 0);
     if (r->final) return rc == 0 ? end_block(r, n, true) : let_go(r);
     if (rc == 0) chat__undo_calls(r, n_calls, n_strings);
-    return rc == ST_INVALID && let_go(r);
+    return rc == ST_INVALID ? let_go(r) : draft_block(r);
 }
 
 static bool step_block(struct chat_reply *r) {
@@ -293,7 +316,7 @@ static bool step_block(struct chat_reply *r) {
         return true;
     }
     if (r->held.len - from >= n_close) r->seen = r->held.len - n_close + 1;
-    if (!r->final) return false;
+    if (!r->final) return draft_block(r);
     return end_block(r, r->held.len, try_block(r, r->held.len, 0) == 0);
 }
 
@@ -320,6 +343,7 @@ void chat_reply_init(struct chat_reply *r, const struct chat_reply_opts *o) {
     buf_init(&r->content.text, o->max_bytes);
     buf_init(&r->held, o->max_bytes);
     buf_init(&r->strings, o->max_bytes);
+    buf_init(&r->partial, o->max_bytes);
 }
 
 void chat_reply_clear(struct chat_reply *r) {
@@ -327,8 +351,9 @@ void chat_reply_clear(struct chat_reply *r) {
     buf_clear(&r->content.text);
     buf_clear(&r->held);
     buf_clear(&r->strings);
+    buf_clear(&r->partial);
     mem_free(r->calls);
-    r->calls = NULL;
+    r->calls = r->drafts = NULL;
 }
 
 void chat_reply_push(struct chat_reply *r, const char *text, size_t n) {

@@ -3,9 +3,11 @@
  * What a model wrote, taken apart: reasoning, the visible answer, and tool calls. Text goes in as it is generated and
  * comes out as soon as it is certain what it is; the parts are the same however the text was cut.
  *
- * A tool call appears when it is complete and its arguments are a JSON object. What begins like a call and does not
+ * A tool call is in `calls` when it is complete and its arguments are a JSON object. What begins like a call and does not
  * become one is content, marks included: nothing the model wrote is lost but the marks of calls and reasoning and the
- * space around them. Plain state of one choice; one thread at a time. */
+ * space around them. A call of a known tool that is being written shows before, as a draft: its name, and as much of its arguments as
+ * will be the same bytes if it becomes a call. chat_reply_next_call gives both as a stream shows them. Plain state of one choice;
+ * one thread at a time. */
 #ifndef MOED_CHAT_REPLY_H
 #define MOED_CHAT_REPLY_H
 
@@ -14,6 +16,7 @@
 #include <stdint.h>
 
 #include "base/buf.h"
+#include "base/json_walk.h"
 
 enum {
     CHAT_MAX_CALLS = 64,        /* of one reply; later ones are content */
@@ -62,8 +65,9 @@ struct chat_tool {
 
 struct chat_call {
     char id[CHAT_ID_BYTES];          /* the model's where its syntax has ids, else made from id_seed  */
-    size_t name, n_name;             /* places in chat_reply.strings                                  */
-    size_t arguments, n_arguments;   /* a JSON object                                                 */
+    size_t name, n_name;             /* places in chat_reply.strings, of a draft in chat_reply.partial */
+    size_t arguments, n_arguments;   /* a JSON object, or how it begins                               */
+    uint32_t serial;                 /* grows along the text, however it was cut                      */
 };
 
 struct chat_text {
@@ -87,12 +91,22 @@ struct chat_reply {
     struct chat_call *calls;         /* [n_calls], owned                                              */
     uint32_t n_calls;
     struct buf strings;
+    struct chat_call *drafts;        /* [n_drafts] of the block held, in the same memory; only the last one grows */
+    uint32_t n_drafts;
+    struct buf partial;
     bool failed;                     /* out of memory, or beyond max_bytes                            */
 
     int state;                       /* below: reply.c's own                                          */
     struct buf held;                 /* not decided                                                   */
     size_t seen, tried;              /* of held: searched; length at the last trial                   */
     const struct chat_mark *mark;    /* of the block held                                             */
+    struct chat_progress {           /* calls_draft.c: how far the drafts of the block are            */
+        uint32_t serial, n_before;   /* of its first call; calls before it                            */
+        int phase;
+        size_t at, seen;             /* behind the open mark: what was read; what was looked at for tags */
+        struct json_walk json;
+    } progress;
+    uint32_t n_blocks;               /* begun                                                         */
     bool final, analysis;            /* finish was called; harmony: in the analysis channel           */
     char channel_to[CHAT_MAX_NAME_BYTES + 1]; /* harmony: the recipient of the message               */
 };
@@ -103,6 +117,18 @@ void chat_reply_clear(struct chat_reply *r);
 void chat_reply_push(struct chat_reply *r, const char *text, size_t n); /* whole UTF-8 characters */
 void chat_reply_finish(struct chat_reply *r);                           /* no more text: everything becomes ready */
 void chat_text_take(struct chat_text *t, size_t n);                     /* drops n <= ready bytes */
+
+/* The calls as a stream shows them: each begins, grows and ends, one after the other. A zeroed cursor is before all. A draft that
+ * came to nothing ends broken: what was shown of it cannot be taken back. */
+struct chat_call_cursor { uint32_t index, next; size_t n_shown; bool open; };
+struct chat_call_news {
+    uint32_t index;                  /* of the call in the stream                                     */
+    bool begins, ends, broken;
+    const char *id, *name, *text;    /* id and name when it begins; text: more of the arguments; views until the next push */
+    size_t n_name, n_text;
+};
+/* What is new behind the cursor; false when nothing is. last: nothing will be added, drafts are broken. */
+bool chat_reply_next_call(const struct chat_reply *r, struct chat_call_cursor *c, bool last, struct chat_call_news *out);
 
 /* Is the text of this control token part of the syntax? Then it is pushed; other control tokens are no text. */
 bool chat_reply_wants(const struct chat_reply *r, const char *piece, size_t n);

@@ -71,14 +71,28 @@ void chat_choice_finish(struct choice *c) {
     if (chat->one_call && chat->reply.n_calls > 1) chat->reply.n_calls = 1;
 }
 
-bool chat_choice_has_news(const struct chat_choice *c) {
-    return !c->role_shown || (c->reply.reasoning.ready > 0 && !c->hide_reasoning) || c->reply.n_calls > c->n_calls_shown;
+/* Of one call allowed no second one is shown. */
+bool chat_choice_next_call(const struct choice *c, struct chat_call_cursor *cursor, struct chat_call_news *out) {
+    if (c->chat->one_call && cursor->index > 0 && !cursor->open) return false;
+    return chat_reply_next_call(&c->chat->reply, cursor, c->finished, out);
 }
 
-void chat_choice_sent(struct chat_choice *c) {
-    c->role_shown = true;
-    c->n_calls_shown = c->reply.n_calls;
-    chat_text_take(&c->reply.reasoning, c->reply.reasoning.ready);
+bool chat_choice_has_news(const struct choice *c) {
+    const struct chat_choice *chat = c->chat;
+    struct chat_call_cursor cursor = chat->calls_shown;
+    struct chat_call_news news;
+
+    return !chat->role_shown || (chat->reply.reasoning.ready > 0 && !chat->hide_reasoning) || chat_choice_next_call(c, &cursor, &news);
+}
+
+void chat_choice_sent(struct choice *c) {
+    struct chat_choice *chat = c->chat;
+    struct chat_call_news news;
+
+    chat->role_shown = true;
+    while (chat_choice_next_call(c, &chat->calls_shown, &news)) {
+    }
+    chat_text_take(&chat->reply.reasoning, chat->reply.reasoning.ready);
 }
 
 bool chat_choice_is_done(const struct chat_choice *c) {

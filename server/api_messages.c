@@ -29,7 +29,7 @@ static void put_block(struct buf *out, const struct block *b, bool whole) {
         buf_puts(out, ",\"signature\":\"\"}");
         break;
     case BLOCK_CALL:
-        put_text(out, "tool_use", "id", b->call->id, strlen(b->call->id));
+        put_text(out, "tool_use", "id", b->id, strlen(b->id));
         buf_puts(out, ",\"name\":");
         json_put_string(out, b->name, b->n_name);
         buf_puts(out, ",\"input\":");

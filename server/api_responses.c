@@ -23,14 +23,14 @@ static void put_part(struct buf *out, const struct block *b, const char *text, s
 /* Without text (NULL) as it begins. */
 static void put_item(struct buf *out, const struct choice *c, const struct block *b, const char *text, size_t n) {
     static const char *const type[] = {[BLOCK_REASONING] = "reasoning\",\"summary\":[],\"content\":[", [BLOCK_TEXT] = "message\",\"role\":\"assistant\",\"content\":["};
-    bool cut = b->last && c->finish_reason && strcmp(c->finish_reason, "length") == 0;
+    bool cut = b->broken || (b->last && c->finish_reason && strcmp(c->finish_reason, "length") == 0);
 
     buf_puts(out, "{\"id\":");
     put_item_id(out, c, b);
     buf_printf(out, ",\"status\":\"%s\",\"type\":\"", !text ? "in_progress" : cut ? "incomplete" : "completed");
     if (b->kind == BLOCK_CALL) {
         buf_puts(out, "function_call\",\"call_id\":");
-        json_put_string(out, b->call->id, strlen(b->call->id));
+        json_put_string(out, b->id, strlen(b->id));
         buf_puts(out, ",\"name\":");
         json_put_string(out, b->name, b->n_name);
         buf_puts(out, ",\"arguments\":");

@@ -44,14 +44,11 @@ static void put_logprobs(struct buf *out, const struct choice *c, uint32_t to) {
 
 /* ---- message and delta ---- */
 
-/* Calls from..n_calls; chunks number them. */
-static void put_calls(struct buf *out, const struct chat_reply *r, uint32_t from, bool numbered) {
+static void put_calls(struct buf *out, const struct chat_reply *r) {
     buf_puts(out, "\"tool_calls\":[");
-    for (uint32_t i = from; i < r->n_calls; i++) {
+    for (uint32_t i = 0; i < r->n_calls; i++) {
         const struct chat_call *call = &r->calls[i];
-        buf_puts(out, i > from ? ",{" : "{");
-        if (numbered) buf_printf(out, "\"index\":%u,", i);
-        buf_puts(out, "\"id\":");
+        buf_puts(out, i > 0 ? ",{\"id\":" : "{\"id\":");
         json_put_string(out, call->id, strlen(call->id));
         buf_puts(out, ",\"type\":\"function\",\"function\":{\"name\":");
         json_put_string(out, r->strings.data + call->name, call->n_name);
@@ -60,6 +57,34 @@ static void put_calls(struct buf *out, const struct chat_reply *r, uint32_t from
         buf_puts(out, "}}");
     }
     buf_putc(out, ']');
+}
+
+/* What is new of the calls: the first piece of each has its id and name. */
+static void put_call_deltas(struct buf *out, const struct choice *c, const char *sep) {
+    struct chat_call_cursor cursor = c->chat->calls_shown;
+    struct chat_call_news n;
+    bool any = false;
+
+    while (chat_choice_next_call(c, &cursor, &n)) {
+        if (!n.begins && n.n_text == 0) continue; /* OpenAI's form does not say that a call ends */
+        if (any) buf_putc(out, ',');
+        else buf_printf(out, "%s\"tool_calls\":[", sep);
+        any = true;
+        buf_printf(out, "{\"index\":%u", n.index);
+        if (n.begins) {
+            buf_puts(out, ",\"id\":");
+            json_put_string(out, n.id, strlen(n.id));
+            buf_puts(out, ",\"type\":\"function\",\"function\":{\"name\":");
+            json_put_string(out, n.name, n.n_name);
+            buf_putc(out, ',');
+        } else {
+            buf_puts(out, ",\"function\":{");
+        }
+        buf_puts(out, "\"arguments\":");
+        json_put_string(out, n.text, n.n_text);
+        buf_puts(out, "}}");
+    }
+    if (any) buf_putc(out, ']');
 }
 
 static void put_reasoning(struct buf *out, const struct chat_text *t) {
@@ -80,7 +105,7 @@ static void put_message(struct buf *out, const struct choice *c, size_t n_text) 
     }
     if (r->n_calls > 0) {
         buf_putc(out, ',');
-        put_calls(out, r, 0, false);
+        put_calls(out, r);
     }
     buf_putc(out, '}');
 }
@@ -104,10 +129,7 @@ static void put_delta(struct buf *out, const struct choice *c, size_t n_text) {
         json_put_string(out, c->detok.text.data, n_text);
         sep = ",";
     }
-    if (chat->reply.n_calls > chat->n_calls_shown) {
-        buf_puts(out, sep);
-        put_calls(out, &chat->reply, chat->n_calls_shown, true);
-    }
+    put_call_deltas(out, c, sep);
     buf_putc(out, '}');
 }
 

@@ -49,6 +49,9 @@ enum block_kind { BLOCK_NONE, BLOCK_REASONING, BLOCK_TEXT, BLOCK_CALL };
 struct reply_blocks {
     enum block_kind open;
     uint32_t n;                     /* begun; the open one is n - 1                                 */
+    char id[CHAT_ID_BYTES];         /* of the open one, a call: its id and name                     */
+    char name[CHAT_MAX_NAME_BYTES];
+    size_t n_name;
     uint32_t n_events;              /* api_responses.c: sent                                        */
     struct buf text, done;          /* api_responses.c: of the open block; of those closed, as JSON */
 };
@@ -57,9 +60,8 @@ struct reply_blocks {
 struct block {
     enum block_kind kind;
     uint32_t index;
-    bool last;                      /* closed because the reply ends */
-    const struct chat_call *call;   /* BLOCK_CALL */
-    const char *name, *text;        /* the call's name; of the delta: reasoning, text, arguments    */
+    bool last, broken;              /* closed because the reply ends; a call that came to nothing   */
+    const char *id, *name, *text;   /* of a call its id and name; of the delta: reasoning, text, arguments */
     size_t n_name, n_text;
 };
 struct block_writer { bool (*open)(struct choice *c, const struct block *b), (*delta)(struct choice *c, const struct block *b), (*close)(struct choice *c, const struct block *b); };
@@ -70,7 +72,7 @@ struct chat_choice {
     struct detok raw;
     struct chat_reply reply;
     struct reply_blocks blocks;     /* of gen_events                                                */
-    uint32_t n_calls_shown;
+    struct chat_call_cursor calls_shown;
     bool role_shown, one_call, hide_reasoning;
 };
 
@@ -138,9 +140,10 @@ struct chat_choice *chat_choice_new(struct gen *g); /* NULL when out of memory *
 void chat_choice_clear(struct chat_choice *c);      /* NULL is fine */
 void chat_choice_push(struct choice *c, const char *bytes, size_t n, bool match, struct detok_mark *at); /* as detok_push */
 void chat_choice_finish(struct choice *c);
-bool chat_choice_has_news(const struct chat_choice *c); /* something to stream besides detok's text */
-void chat_choice_sent(struct chat_choice *c);           /* all of that went out */
+bool chat_choice_has_news(const struct choice *c);      /* something to stream besides detok's text */
+void chat_choice_sent(struct choice *c);                /* all of that went out */
 bool chat_choice_is_done(const struct chat_choice *c);  /* the one call allowed is there */
+bool chat_choice_next_call(const struct choice *c, struct chat_call_cursor *cursor, struct chat_call_news *out); /* as chat_reply_next_call */
 
 /* ---- blocks.c ---- */
 bool blocks__send(struct choice *c, size_t n_text, const struct block_writer *w); /* what is new; closes the last block when the choice is finished */

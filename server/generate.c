@@ -210,13 +210,13 @@ static void choice_send(struct choice *c) {
     uint32_t n_marks = marks_ready(c);
 
     if (!g->x || g->gone || !g->x->streaming) return;
-    if (n_text == 0 && n_marks <= c->n_shown && !c->finished && !(c->chat && chat_choice_has_news(c->chat))) return;
+    if (n_text == 0 && n_marks <= c->n_shown && !c->finished && !(c->chat && chat_choice_has_news(c))) return;
     if (!(g->format->events ? g->format->events->send(c, n_text) : send_chunk(c, n_text, n_marks))) {
         gen_fail(g, ST_LIMIT);
         return;
     }
     detok_take(&c->detok, n_text);
-    if (c->chat) chat_choice_sent(c->chat);
+    if (c->chat) chat_choice_sent(c);
     c->n_shown = n_marks;
 }
 

@@ -42,7 +42,7 @@ def ask(s, messages, **fields):
 
 def joined(stream):
     """A stream as the message it adds up to."""
-    out = {"role": None, "content": "", "reasoning_content": "", "calls": [], "finish": None, "usage": None, "logprobs": [], "n": 0}
+    out = {"role": None, "content": "", "reasoning_content": "", "calls": [], "finish": None, "usage": None, "logprobs": [], "n": 0, "pieces": []}
     for chunk in stream:
         out["usage"] = chunk.usage or out["usage"]
         check(chunk.object == "chat.completion.chunk", chunk.object)
@@ -54,8 +54,13 @@ def joined(stream):
             out["reasoning_content"] += getattr(c.delta, "reasoning_content", None) or ""
             out["logprobs"] += c.logprobs.content if c.logprobs else []
             for call in c.delta.tool_calls or []:
-                check(call.index == len(out["calls"]) and call.type == "function", call)
-                out["calls"].append((call.id, call.function.name, call.function.arguments))
+                if call.id:
+                    check(call.index == len(out["calls"]) and call.type == "function" and call.function.name, call)
+                    out["calls"].append([call.id, call.function.name, ""])
+                    out["pieces"].append(0)
+                check(call.index == len(out["calls"]) - 1, call)
+                out["calls"][-1][2] += call.function.arguments
+                out["pieces"][-1] += 1
             out["finish"] = c.finish_reason
     return out
 
@@ -162,11 +167,14 @@ FAMILIES = {
     "hermes": CALL + "\n" + CALL.replace("Oslo", "Rome"),
     "qwen-xml": "".join(f"<tool_call>\n<function=get_weather>\n<parameter=city>\n{c}\n</parameter>\n<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>\n" for c in ("Oslo", "Rome")),
     "glm": "".join(f"<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>{c}</arg_value>\n<arg_key>days</arg_key>\n<arg_value>2</arg_value>\n</tool_call>" for c in ("Oslo", "Rome")),
-    "mistral": '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Oslo", "days": 2}}, {"name": "get_weather", "arguments": {"city": "Rome", "days": 2}}]',
+    "mistral": "".join(f'[TOOL_CALLS]get_weather[ARGS]{{"city": "{c}", "days": 2}}' for c in ("Oslo", "Rome")),
+    "kimi": "".join(f'<|tool_call_begin|>functions.get_weather:{i}<|tool_call_argument_begin|>{{"city": "{c}", "days": 2}}<|tool_call_end|>' for i, c in enumerate(("Oslo", "Rome"))),
+    "invoke": "<minimax:tool_call>" + "".join(f'<invoke name="get_weather"><parameter name="city">{c}</parameter><parameter name="days">2</parameter></invoke>' for c in ("Oslo", "Rome")) + "</minimax:tool_call>",
     "llama3": '{"name": "get_weather", "parameters": {"city": "Oslo", "days": 2}}; {"name": "get_weather", "parameters": {"city": "Rome", "days": 2}}',
     "deepseek": "<\uff5ctool\u2581calls\u2581begin\uff5c>" + "".join(f'<\uff5ctool\u2581call\u2581begin\uff5c>get_weather<\uff5ctool\u2581sep\uff5c>{{"city": "{c}", "days": 2}}<\uff5ctool\u2581call\u2581end\uff5c>' for c in ("Oslo", "Rome")) + "<\uff5ctool\u2581calls\u2581end\uff5c>",
     "harmony": "<|channel|>analysis<|message|>hm<|end|>" + "".join(f'<|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{{"city": "{c}", "days": 2}}<|call|>' for c in ("Oslo", "Rome")),
 }
+TAGS = ("qwen-xml", "glm", "invoke")  # whose arguments come one parameter at a time
 WANT = [("get_weather", {"city": "Oslo", "days": 2}), ("get_weather", {"city": "Rome", "days": 2})]
 
 
@@ -176,7 +184,9 @@ def tools_of_every_family():
         r = ask(s, said(text), tools=TOOLS).choices[0]
         check(calls_of(r.message) == WANT and r.finish_reason == "tool_calls" and r.message.content is None, f"{family}: {r}")
         got = joined(ask(s, said(text), tools=TOOLS, stream=True))
-        check([(n, json.loads(a)) for _, n, a in got["calls"]] == WANT and got["finish"] == "tool_calls" and got["content"] == "", f"{family}: {got}")
+        check([(n, a) for _, n, a in got["calls"]] == [(c.function.name, c.function.arguments) for c in r.message.tool_calls], f"{family}: {got}")
+        check(got["finish"] == "tool_calls" and got["content"] == "", f"{family}: {got}")
+        check(got["pieces"][0] > (1 if family in TAGS else 10), f"{family}: arguments in {got['pieces']} pieces")
         check(len({i for i, _, _ in got["calls"]}) == 2 and all(len(i) == 9 for i, _, _ in got["calls"]) == (family == "mistral"), got)
         one = ask(s, said(text), tools=TOOLS, parallel_tool_calls=False).choices[0]
         check(calls_of(one.message) == WANT[:1] and one.finish_reason == "tool_calls", f"{family}: {one}")
@@ -192,7 +202,7 @@ def text_around_calls():
 
 
 def malformed_calls_are_content():
-    for text in (CALL.replace("}}", "}"), CALL.replace("arguments", "args").replace("name", "nom"), CALL[:-20]):
+    for text in (CALL.replace("}}", "}"), CALL.replace("arguments", "args").replace("name", "nom"), CALL[:-20], CALL.replace("2", "two")):
         for stream in (False, True):
             r = ask(fake(), said(text), tools=TOOLS, stream=stream)
             content, finish = ((lambda j: (j["content"], j["finish"]))(joined(r))) if stream else (r.choices[0].message.content, r.choices[0].finish_reason)
@@ -200,8 +210,13 @@ def malformed_calls_are_content():
 
 
 def a_cut_call_is_length():
-    r = ask(fake(), said(CALL), tools=TOOLS, max_tokens=40).choices[0]
-    check(r.finish_reason == "length" and r.message.content == CALL[:40] and not r.message.tool_calls, r)
+    for n in (40, 70):
+        r = ask(fake(), said(CALL), tools=TOOLS, max_tokens=n).choices[0]
+        check(r.finish_reason == "length" and r.message.content == CALL[:n] and not r.message.tool_calls, r)
+        got = joined(ask(fake(), said(CALL), tools=TOOLS, max_tokens=n, stream=True))
+        check((got["content"], got["finish"]) == (CALL[:n], "length"), got)
+        shown = [(name, args) for _, name, args in got["calls"]]
+        check(shown == ([] if n == 40 else [("get_weather", CALL[CALL.index('{"city'):n])]), "what was shown of it cannot be taken back: " + str(shown))
 
 
 def tool_results_go_back():

@@ -123,6 +123,8 @@ def events_in_order():
     check(b"[DONE]" not in body, "no [DONE] here")
     start = events[0]["message"]
     check(start["content"] == [] and start["stop_reason"] is None and start["usage"]["input_tokens"] > 0 and start["usage"]["output_tokens"] == 0, start)
+    pieces = [e["delta"]["partial_json"] for e in events if e["type"] == "content_block_delta" and e["delta"]["type"] == "input_json_delta"]
+    check(len(pieces) > 10 and json.loads("".join(pieces)) == {"city": "Oslo", "days": 2}, pieces)
     types, open_at = [], None
     for e in events[2:-2]:
         if e["type"] == "content_block_start":
@@ -135,6 +137,13 @@ def events_in_order():
                 open_at = None
     check(types == ["thinking", "text", "tool_use"] and open_at is None, types)
     check(events[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None} and events[-2]["usage"]["output_tokens"] > 0, events[-2])
+
+
+def a_broken_call_in_a_stream():
+    text = CALL.replace("2}", "two}")
+    whole, (got, _) = ask(fake(), said(text), tools=TOOLS), streamed(fake(), said(text), tools=TOOLS)
+    check(blocks(whole) == [("text", text)] and whole.stop_reason == got.stop_reason == "end_turn", whole)
+    check([b.type for b in got.content] == ["tool_use", "text"] and got.content[1].text == text, got)
 
 
 def thinking_text_and_calls():
@@ -302,5 +311,5 @@ def a_lost_client_cancels():
     SHARED.pop(()).stop()
 
 
-sys.exit(run_cases(demo_answers, demo_stream_equals_whole, demo_async, demo_continues_a_prefill, events_in_order, thinking_text_and_calls, stop_sequences, history_is_a_chat,
+sys.exit(run_cases(demo_answers, demo_stream_equals_whole, demo_async, demo_continues_a_prefill, events_in_order, a_broken_call_in_a_stream, thinking_text_and_calls, stop_sequences, history_is_a_chat,
                    thinking_can_be_switched, json_output, exceptions, every_field_with_every_type, engine_failures, keys, a_lost_client_cancels))

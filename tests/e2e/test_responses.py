@@ -58,7 +58,7 @@ def items(r):
         elif i.type == "reasoning":
             out.append(("reasoning", i.content[0].text, i.status))
         else:
-            out.append((i.type, i.name, json.loads(i.arguments), i.status))
+            out.append((i.type, i.name, json.loads(i.arguments) if i.status == "completed" else i.arguments, i.status))
     return out
 
 
@@ -104,14 +104,26 @@ def reasoning_text_and_calls():
     kinds = [e.type for e in events]
     check(kinds[:2] == ["response.created", "response.in_progress"] and kinds[-1] == "response.completed", kinds)
     check(kinds.count("response.output_item.added") == kinds.count("response.output_item.done") == 4 and kinds.count("response.content_part.added") == kinds.count("response.content_part.done") == 2, kinds)
+    pieces = {}
     for e in events:
         if e.type == "response.output_item.done":
             check(e.item.id == got.output[e.output_index].id, e)
+        if e.type == "response.function_call_arguments.delta":
+            pieces.setdefault(e.output_index, []).append(e.delta)
+    check({i: "".join(p) for i, p in pieces.items()} == {i: o.arguments for i, o in enumerate(whole.output) if o.type == "function_call"}, pieces)
+    check(all(len(p) > 10 for p in pieces.values()), "arguments in few pieces")
     one = ask(fake(), text, tools=TOOLS, parallel_tool_calls=False)
     check([i.type for i in one.output].count("function_call") == 1 and one.parallel_tool_calls is False, one)
     none = ask(fake(), said(CALL), tools=TOOLS, tool_choice="none")
     check(none.output_text == CALL, none)
     check(ask(fake(), said("")).output == [], "nothing")
+
+
+def a_broken_call_in_a_stream():
+    text = CALL.replace("2}", "two}")
+    whole, (got, _) = ask(fake(), said(text), tools=TOOLS), streamed(fake(), said(text), tools=TOOLS)
+    check(items(whole) == [("message", text, "completed")], whole)
+    check([(o.type, o.status) for o in got.output] == [("function_call", "incomplete"), ("message", "completed")] and got.output_text == text, got)
 
 
 def history_is_a_chat():
@@ -222,5 +234,5 @@ def a_lost_client_cancels():
     SHARED.pop("fake").stop()
 
 
-sys.exit(run_cases(demo_answers, demo_stream_equals_whole, demo_async, reasoning_text_and_calls, history_is_a_chat, json_output, exceptions, every_field_with_every_type, a_failure_is_told,
+sys.exit(run_cases(demo_answers, demo_stream_equals_whole, demo_async, reasoning_text_and_calls, a_broken_call_in_a_stream, history_is_a_chat, json_output, exceptions, every_field_with_every_type, a_failure_is_told,
                    a_lost_client_cancels))

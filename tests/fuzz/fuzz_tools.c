@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Replies with tool calls, of every syntax. The first byte chooses the syntax, the second the size of the pieces. What must
- * hold: the result is the same whole and in pieces; every call has a name and a JSON object; where there was no call,
- * nothing is lost. */
+ * hold: the result is the same whole and in pieces; the calls as a stream shows them are the calls; every call has a name and
+ * a JSON object; where there was no call, nothing is lost. */
 #include "tests/fuzz/reply_text.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Replies of every family taken apart: whole, character by character, and cut in two at every place, taken at once or at
- * the end, always with the same result. What begins like a call and is none comes out as content. */
+ * the end, always with the same result, and the calls shown while they are written are the calls that come out. What begins like a
+ * call and is none comes out as content. */
 #include <stdlib.h>
 
 #include "base/alloc.h"
+#include "base/json.h"
+#include "base/status.h"
 #include "base/utf8.h"
 #include "chat/reply.h"
 #include "tests/unit/test.h"
@@ -126,7 +129,49 @@ enum { N_ROWS = sizeof rows / sizeof *rows };
 
 static const struct chat_think think = {"<think>", "</think>"};
 
-struct got { struct chat_reply r; char reasoning[2048], content[2048], calls[2048]; };
+/* The calls as a client of a stream puts them together. */
+struct shown { char name[64], id[CHAT_ID_BYTES], args[1024]; bool ended, broken; uint32_t n_pieces; };
+struct got { struct chat_reply r; char reasoning[2048], content[2048], calls[2048]; struct chat_call_cursor cursor; struct shown shown[8]; uint32_t n_shown; const char *wrong; };
+
+static void take_calls(struct got *g, bool last) {
+    struct chat_call_news n;
+    while (chat_reply_next_call(&g->r, &g->cursor, last, &n)) {
+        struct shown *s = &g->shown[n.index % 8];
+        if (n.begins != (n.index == g->n_shown) || n.index > g->n_shown) g->wrong = "index";
+        if (n.begins) {
+            if (n.index > 0 && !g->shown[n.index - 1].ended) g->wrong = "the one before is open";
+            g->n_shown++;
+            snprintf(s->name, sizeof s->name, "%.*s", (int)n.n_name, n.name);
+            snprintf(s->id, sizeof s->id, "%s", n.id);
+        }
+        if (s->ended) g->wrong = "more after the end";
+        strncat(s->args, n.n_text ? n.text : "", n.n_text);
+        s->n_pieces += n.n_text > 0;
+        s->ended = n.ends;
+        s->broken = n.broken;
+    }
+    if (last && g->n_shown && !g->shown[g->n_shown - 1].ended) g->wrong = "never ends";
+}
+
+/* Every call was shown as it is; of the broken ones a beginning of JSON is there. */
+static const char *compare_calls(const struct got *g) {
+    const struct json_limits limits = {64, 1000};
+    uint32_t n_found = 0;
+    for (uint32_t i = 0; i < g->n_shown; i++) {
+        const struct shown *s = &g->shown[i];
+        const struct chat_call *c = NULL;
+        size_t used;
+        for (uint32_t k = 0; k < g->r.n_calls; k++) {
+            if (strcmp(s->id, g->r.calls[k].id) == 0) c = &g->r.calls[k];
+        }
+        if (s->broken && *s->args && json_scan_value(s->args, strlen(s->args), &limits, &used) != ST_LIMIT) return "no beginning of JSON, or more than that";
+        if (!c) continue;
+        n_found++;
+        if (s->broken || strlen(s->args) != c->n_arguments || memcmp(s->args, g->r.strings.data + c->arguments, c->n_arguments)) return "arguments";
+        if (strlen(s->name) != c->n_name || memcmp(s->name, g->r.strings.data + c->name, c->n_name)) return "name";
+    }
+    return n_found == g->r.n_calls ? NULL : "too few";
+}
 
 static void take(struct got *g) {
     strncat(g->reasoning, g->r.reasoning.ready ? g->r.reasoning.text.data : "", g->r.reasoning.ready);
@@ -150,10 +195,11 @@ static void run_row(struct got *g, const struct row *row, size_t cut, bool eager
     for (size_t i = 0, len; i < n; i += len) {
         len = cut == 0 ? char_len(row->in + i, n - i) : i == 0 ? cut : n - cut;
         chat_reply_push(&g->r, row->in + i, len);
-        if (eager) take(g);
+        if (eager) take(g), take_calls(g, false);
     }
     chat_reply_finish(&g->r);
     take(g);
+    take_calls(g, true);
     for (uint32_t i = 0; i < g->r.n_calls; i++) {
         const struct chat_call *c = &g->r.calls[i];
         size_t at = strlen(g->calls);
@@ -168,6 +214,7 @@ static void check_row(const struct row *row, size_t cut, bool eager, const char 
     CHECKF(strcmp(g.reasoning, row->reasoning) == 0, "%s, cut %zu: reasoning \"%s\"", row->in, cut, g.reasoning);
     CHECKF(strcmp(g.content, row->content) == 0, "%s, cut %zu: content \"%s\"", row->in, cut, g.content);
     CHECKF(strcmp(g.calls, row->calls) == 0, "%s, cut %zu: calls \"%s\"", row->in, cut, g.calls);
+    CHECKF(!g.wrong && !compare_calls(&g), "%s, cut %zu: shown calls: %s", row->in, cut, g.wrong ? g.wrong : compare_calls(&g));
     for (uint32_t i = 0; i < g.r.n_calls; i++) {
         bool given = i == 0 && row->id;
         size_t n = strlen(g.r.calls[i].id);
@@ -208,6 +255,43 @@ TEST(content_flows_before_the_end) {
     chat_reply_push(&g.r, "<tool_call>{\"name\":\"now\"}</tool_call>", 37);
     CHECK(g.r.n_calls == 1 && g.r.content.ready == 7);
     chat_reply_clear(&g.r);
+}
+
+/* What is shown of a call at the end of a text that stops inside it. */
+TEST(arguments_flow) {
+    static const struct { enum chat_syntax s; const char *in, *args; uint32_t index; } v[] = {
+        {CHAT_SYNTAX_HERMES, "Hm <tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"K\xC3\xB6", "{\"city\": \"K\xC3\xB6", 0},
+        {CHAT_SYNTAX_HERMES, "<tool_call>{\"name\":\"now\"}</tool_call><tool_call>{\"id\":\"x\",\"name\":\"now\",\"parameters\":{\"a\":[1,2", "{\"a\":[1,2", 1},
+        {CHAT_SYNTAX_HERMES, "<tool_call>{\"name\":\"now\",\"arguments\":{\"a\":\"</tool_call>", "{\"a\":\"</tool_call>", 0},
+        {CHAT_SYNTAX_HERMES, "<tool_call>{\"name\":\"now\",\"arguments\":{\"a\":oops}", "{\"a\":", 0},
+        {CHAT_SYNTAX_QWEN_XML, "<tool_call>\n<function=get_weather>\n<parameter=city>\nOslo\n</parameter>\n<parameter=days>\n3", "{\"city\": \"Oslo\"", 0},
+        {CHAT_SYNTAX_QWEN_XML, "<function=get_weather>\n<para", "{", 0},
+        {CHAT_SYNTAX_GLM, "<tool_call>get_weather\n<arg_key>days</arg_key>\n<arg_value>2</arg_value>\n<arg_key>", "{\"days\": 2", 0},
+        {CHAT_SYNTAX_MISTRAL, "[TOOL_CALLS]now[CALL_ID]Ab3456789[ARGS]{}[TOOL_CALLS]get_weather[ARGS]{\"city\": ", "{\"city\": ", 1},
+        {CHAT_SYNTAX_LLAMA3, "{\"type\": \"function\", \"name\": \"now\", \"parameters\": {\"a\": tru", "{\"a\": tru", 0},
+        {CHAT_SYNTAX_DEEPSEEK, DSB "call\xE2\x96\x81" "begin" DSE "function" DSB "sep" DSE "now\n```json\n{\"a\": 1", "{\"a\": 1", 0},
+        {CHAT_SYNTAX_DEEPSEEK, DSB "call\xE2\x96\x81" "begin" DSE "now" DSB "sep" DSE "{\"a\"", "{\"a\"", 0},
+        {CHAT_SYNTAX_KIMI, "<|tool_call_begin|>functions.now:3<|tool_call_argument_begin|>{\"a\": -", "{\"a\": -", 0},
+        {CHAT_SYNTAX_INVOKE, "<minimax:tool_call><invoke name=\"now\">\n</invoke>\n<invoke name=\"get_weather\"><parameter name=\"days\">2</parameter>\n<para", "{\"days\": 2", 1},
+        {CHAT_SYNTAX_HARMONY, "<|channel|>commentary to=functions.now<|message|>{\"a\": \"<|e", "{\"a\": \"<|e", 0},
+    };
+    for (size_t i = 0; i < sizeof v / sizeof *v; i++) {
+        struct got g = {0};
+        size_t n = strlen(v[i].in);
+        struct chat_reply_opts o = {.dialect = {v[i].s, NULL}, .tools = tools, .n_tools = 3, .max_bytes = 1 << 20};
+        chat_reply_init(&g.r, &o);
+        for (size_t at = 0, len; at < n; at += len) {
+            len = char_len(v[i].in + at, n - at);
+            chat_reply_push(&g.r, v[i].in + at, len);
+            take_calls(&g, false);
+        }
+        CHECKF(g.n_shown == v[i].index + 1 && !g.wrong, "%s: %u calls shown", v[i].in, g.n_shown);
+        CHECKF(strcmp(g.shown[v[i].index].args, v[i].args) == 0 && !g.shown[v[i].index].ended, "%s: %s", v[i].in, g.shown[v[i].index].args);
+        chat_reply_finish(&g.r);
+        take_calls(&g, true);
+        CHECKF(g.shown[v[i].index].broken && !g.wrong, "%s: not broken at the end", v[i].in);
+        chat_reply_clear(&g.r);
+    }
 }
 
 TEST(python_runs_where_a_tool_can) {
@@ -298,6 +382,7 @@ int main(void) {
     RUN(character_by_character);
     RUN(cut_at_every_place);
     RUN(content_flows_before_the_end);
+    RUN(arguments_flow);
     RUN(python_runs_where_a_tool_can);
     RUN(too_many_calls_are_content);
     RUN(limits_and_lost_memory_fail_cleanly);

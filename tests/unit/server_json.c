@@ -6,6 +6,8 @@
 #include <stdlib.h>
 
 #include "base/json.h"
+#include "base/json_walk.h"
+#include "base/status.h"
 #include "tests/unit/test.h"
 
 static const struct json_limits limits = {64, 1000};
@@ -152,6 +154,35 @@ TEST(scan_tells_cut_from_wrong) {
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) CHECKF(json_scan_value(wrong[i], strlen(wrong[i]), &limits, &used) == ST_INVALID, "%s", wrong[i]);
 }
 
+/* The walk refuses a byte exactly where the scan does, and ends where it does. */
+TEST(walk_agrees_with_scan) {
+    static const char *const parts[] = {"{", "}", "[", "]", ",", ":", "\"a\"", "\"", "\\", "u4a4e", "u4", "n", "0", "12", "-", ".", "e", "+", "true", "tru", "false", "null", " ", "\n", "{\"a\":", "\t1"};
+    uint64_t rng = 1;
+    int n_done = 0, n_cut = 0;
+    for (int round = 0; round < 200000; round++) {
+        const struct json_limits shallow = {4, 1000};
+        char text[128];
+        size_t n = 1, used;
+        text[0] = round % 2 ? '{' : '[';
+        for (int k = (int)(rng % 12); k >= 0; k--) {
+            rng = rng * 6364136223846793005u + 1442695040888963407u;
+            const char *part = parts[(rng >> 33) % (sizeof parts / sizeof *parts)];
+            memcpy(text + n, part, strlen(part));
+            n += strlen(part);
+        }
+        int rc = json_scan_value(text, n, &shallow, &used);
+        struct json_walk w;
+        json_walk_init(&w, 4);
+        size_t half = n / 2, took = json_walk(&w, text, half);
+        if (took == half) took += json_walk(&w, text + half, n - half);
+        CHECKF(rc == 0 ? w.done && took == used : !w.done, "%.*s: scan %d at %zu, walk %zu", (int)n, text, rc, used, took);
+        CHECKF(rc == ST_LIMIT ? took == n && !w.bad : rc == 0 || w.bad, "%.*s: scan %d at %zu, walk %zu", (int)n, text, rc, used, took);
+        n_done += rc == 0;
+        n_cut += rc == ST_LIMIT;
+    }
+    CHECK(n_done > 1000 && n_cut > 1000);
+}
+
 TEST(walks_members) {
     static const char doc[] = " { \"a\" : [1, {\"x\":\"],}\"}] ,\"b\\\"\":-1.5,\"c\":\"q\" , \"d\":{}, \"e\": null }";
     static const char *const want[][2] = {{"\"a\"", "[1, {\"x\":\"],}\"}]"}, {"\"b\\\"\"", "-1.5"}, {"\"c\"", "\"q\""}, {"\"d\"", "{}"}, {"\"e\"", "null"}};
@@ -188,6 +219,7 @@ int main(void) {
     RUN(strings_are_escaped);
     RUN(numbers_round_trip);
     RUN(scan_tells_cut_from_wrong);
+    RUN(walk_agrees_with_scan);
     RUN(walks_members);
     RUN(unescapes);
     return test_failed_;
