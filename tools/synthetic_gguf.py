@@ -36,6 +36,12 @@ FORMATS = {
 }
 
 
+# What the embeddings are multiplied with. As small as other weights they drown in what attention adds, which is nearly the same for
+# neighbouring tokens: those choose the same experts ("narrow"). "wide" gives each token a part of its own that is large
+# enough for the reuse of experts published for Qwen3-30B-A3B: 45 % in the next token, 80 % within 8.
+EMBEDDING_SCALE = {"narrow": 1, "wide": 14}
+
+
 def parse_args():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("out")
@@ -45,6 +51,7 @@ def parse_args():
     p.add_argument("--vocab", type=int, help="default: the real model's")
     p.add_argument("--context", type=int, default=4096)
     p.add_argument("--seed", type=int, default=1)
+    p.add_argument("--routing", choices=EMBEDDING_SCALE, default="narrow")
     return p.parse_args()
 
 
@@ -77,12 +84,12 @@ def tensors(s, fmt, layers, vocab):
         yield b + "ffn_down_exps.weight", (s["ff"], d, s["experts"]), pick(down)
 
 
-def random_blocks(rng, kind, n):
+def random_blocks(rng, kind, n, scale):
     """n blocks of random codes: weights of mean 0 and variance about 1 / 2048. A mean, even a small one, would grow from
     layer to layer until all tokens look alike and choose the same few experts."""
     size = BLOCK[kind][1]
     b = rng.integers(0, 256, (n, size), dtype=np.uint8)
-    half = lambda x: np.frombuffer(np.float16(x).tobytes(), np.uint8)
+    half = lambda x: np.frombuffer(np.float16(scale * x).tobytes(), np.uint8)
     if kind == Q4_0:
         b = (rng.integers(1, 16, (n, size), dtype=np.uint8) | rng.integers(1, 16, (n, size), dtype=np.uint8) << 4)
         b[:, :2] = half(0.0048)
@@ -105,16 +112,16 @@ class Filler:
     def __init__(self, seed):
         self.rng, self.pattern = np.random.default_rng(seed), {}
 
-    def write(self, f, kind, shape):
+    def write(self, f, kind, shape, scale=1):
         n = int(np.prod(shape, dtype=np.int64))
         if kind == F32:
             f.write(self.f32(shape, n))
             return
         elems, size = BLOCK[kind]
         assert shape[0] % elems == 0, (shape, kind)
-        if kind not in self.pattern:
-            self.pattern[kind] = random_blocks(self.rng, kind, 100003) * 8
-        left, p = n // elems * size, self.pattern[kind]
+        if (kind, scale) not in self.pattern:
+            self.pattern[kind, scale] = random_blocks(self.rng, kind, 100003, scale) * 8
+        left, p = n // elems * size, self.pattern[kind, scale]
         start = int(self.rng.integers(100003)) * size
         left -= f.write(p[start:start + left])
         while left:
@@ -169,7 +176,7 @@ def main():
         pad(f)
         filler = Filler(a.seed)
         for name, shape, kind in rows:
-            filler.write(f, kind, shape)
+            filler.write(f, kind, shape, EMBEDDING_SCALE[a.routing] if name == "token_embd.weight" else 1)
             pad(f)
         print(f"{a.out}: {len(rows)} tensors, {f.tell() / 1e9:.2f} GB", file=sys.stderr)
 
