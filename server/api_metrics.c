@@ -93,6 +93,8 @@ static void put_experts(const struct server *s, const struct engine_stats *engin
     put_tier(out, COUNTER, "moed_expert_read_retries_total", "Reads that failed and were tried again.", (double)st.retries);
     put_tier(out, COUNTER, "moed_expert_read_failures_total", "Experts given up: requests that needed them failed.", (double)st.failures);
     put_tier(out, COUNTER, "moed_expert_stall_seconds_total", "Time the engine had nothing to compute for lack of an expert.", (double)st.stall_ns * 1e-9);
+    put_tier(out, GAUGE, "moed_expert_plan_error", "How far predicted times of steps with misses are off, smoothed; 0.1 is 10 %.", st.plan_error);
+    put_tier(out, COUNTER, "moed_expert_plan_falls_total", "Times predictions were too far off to read in the planned order.", (double)st.plan_falls);
     put_tier(out, GAUGE, "moed_expert_slots", "Experts that fit.", (double)st.slots);
     put_tier(out, GAUGE, "moed_expert_resident", "Experts that are there.", (double)st.resident);
     put_tier(out, GAUGE, "moed_expert_budget_bytes", "Memory for experts.", (double)st.budget_bytes);

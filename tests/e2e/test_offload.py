@@ -125,6 +125,7 @@ def counted_where_it_is_seen():
             key = f'moed_expert_{name}{{tier="ram"}}'
             check(x[field] == m[key] - before[key], f"{field}: {x[field]} in the response, {m[key] - before[key]} in /metrics")
         check(x["misses"] > 0 and x["bytes"] > 0 and x["stall_ms"] > 0, x)
+        check(m['moed_expert_plan_error{tier="ram"}'] > 0 and m['moed_expert_plan_falls_total{tier="ram"}'] >= 0, "the planner")
         check(m['moed_expert_slots{tier="ram"}'] >= m['moed_expert_resident{tier="ram"}'] > 0, "residency")
         check(m["moed_expert_guesses_right_total"] > 0.3 * m["moed_expert_guesses_total"] > 0, "the next layer's router guesses badly")
 

@@ -269,6 +269,40 @@ TEST(a_resident_step_is_cheap) {
     rig_close(&r);
 }
 
+/* One read at a time, so that experts arrive in the order in which they are read. */
+TEST(the_most_rows_are_read_first) {
+    struct rig r;
+    rig_open(test_name_, &r, 0.5, (struct offload_opts){ .policy = OFFLOAD_LFRU });
+    pthread_mutex_lock(&r.disk.mutex);
+    r.disk.depth = 1;
+    pthread_mutex_unlock(&r.disk.mutex);
+    const struct offload_want wants[4] = { { 3, 1 }, { 9, 7 }, { 4, 2 }, { 20, 30 } };
+    struct offload_item items[4];
+    uint32_t order[4], n = 0, got;
+    CHECK(offload_begin(r.o, 0, wants, 4, false) == 0);
+    while ((got = offload_next(r.o, items, 1)) > 0) {
+        order[n++] = items[0].expert;
+    }
+    CHECK(n == 4 && order[0] == 20 && order[1] == 9 && order[2] == 4 && order[3] == 3);
+    rig_close(&r);
+}
+
+/* A disk that is now and then a million times slower: no plan holds, and what is read stays right. */
+TEST(an_unpredictable_disk_ends_the_planning) {
+    struct rig r;
+    rig_open(test_name_, &r, 0.25, (struct offload_opts){ .policy = OFFLOAD_LFRU });
+    CHECK(stats(&r).plan_falls == 0 && stats(&r).plan_error == 0);
+    for (uint32_t i = 0; i < 200; i++) {
+        pthread_mutex_lock(&r.disk.mutex);
+        r.disk.latency_ns = i % 4 ? 1000 : 1000000000;
+        pthread_mutex_unlock(&r.disk.mutex);
+        use(test_name_, &r, i % N_LAYERS, i * 8 % N_EXPERTS, 8, false);
+    }
+    const struct offload_stats s = stats(&r);
+    CHECKF(s.plan_falls >= 1 && s.plan_error > 0.25, "%llu falls, error %.2f", (unsigned long long)s.plan_falls, s.plan_error);
+    rig_close(&r);
+}
+
 int main(void) {
     alarm(120); /* a hang is a failure */
     log_setup(LOG_ERROR, LOG_TEXT);
@@ -280,5 +314,7 @@ int main(void) {
     RUN(damaged_heat_is_ignored);
     RUN(a_smaller_budget_gives_memory_back);
     RUN(a_resident_step_is_cheap);
+    RUN(the_most_rows_are_read_first);
+    RUN(an_unpredictable_disk_ends_the_planning);
     return test_failed_;
 }
