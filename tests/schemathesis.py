@@ -3,7 +3,7 @@
 """schemathesis on /openapi.json: valid and broken requests of every route, made from the document; no 5xx, no answer that the
 document does not describe, no broken request accepted, no valid one refused without a reason.
 
-Usage: tests/schemathesis.py [--cases 20000] [--seed 1] [--server fake|demo]
+Usage: tests/schemathesis.py [--cases 20000] [--seed 1] [--server fake|demo] [--phases coverage,fuzzing]
 Needs build/release/helpers/server_fake, or moed and the demo model; puts schemathesis into a virtual environment under build/.
 Not part of the suite: it takes minutes and thirty packages. tests/e2e/test_openapi.py is its smoke test."""
 import argparse
@@ -41,7 +41,7 @@ def start(kind):
 
 def run(port, args, log):
     """The exit status of schemathesis and the number of cases it made."""
-    argv = [ENV / "bin/schemathesis", "run", f"http://127.0.0.1:{port}/openapi.json", "--phases", "coverage,fuzzing", "--checks", CHECKS, "--continue-on-failure",
+    argv = [ENV / "bin/schemathesis", "run", f"http://127.0.0.1:{port}/openapi.json", "--phases", args.phases, "--checks", CHECKS, "--continue-on-failure",
             "--max-examples", str(args.cases // GENERATING_ROUTES + 1), "--seed", str(args.seed), "--generation-database", "none", "--no-color", "--request-timeout", "60"]
     env = {**os.environ, "SCHEMATHESIS_HOOKS": "schemathesis_hooks", "PYTHONPATH": str(HERE / "e2e"), "CASES_LOG": log}
     with tempfile.TemporaryDirectory() as cwd:
@@ -53,6 +53,7 @@ def main():
     p.add_argument("--cases", type=int, default=20000)
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--server", choices=("fake", "demo"), default="fake")
+    p.add_argument("--phases", default="coverage,fuzzing", help="coverage: every field with every kind of value; fuzzing: random requests")
     args = p.parse_args()
     set_up()
     server = start(args.server)

@@ -24,7 +24,7 @@ BEYOND_A_SCHEMA = re.compile("|".join((
     r"needs logprobs", r"only when stream is true", r"more than max_tokens", r"must equal n", r"two assistant messages",
     r"no \"content\" to continue", r"both constrain the output", r"both (true|given)", r"means the same", r"give one of them",
     r"grammar: ", r"schema: ", r"regex", r"arguments must be", r"is not among", r"at most \d+ choices", r"token_budget", r"chat_template_error",
-    r"needs? the id of", r"the last message", r"no store", r"input: must not be empty", r"expected a number of bytes", r"is required when", r"not supported here",
+    r"needs? the id of", r"the last message", r"no store", r"input: must not be empty", r"are not cut", r"expected a number of bytes", r"is required when", r"not supported here",
 )))
 
 
@@ -57,7 +57,7 @@ def acceptable(body):
     """A valid request less what its fields forbid each other."""
     body.pop("max_completion_tokens", None)
     body.pop("repeat_penalty", None)
-    for name in ("min_tokens", "best_of", "n", "stream_options", "top_logprobs", "model", "lossy_experts"):
+    for name in ("min_tokens", "best_of", "n", "stream_options", "top_logprobs", "model", "lossy_experts", "dimensions"):
         body.pop(name, None)
     for name in IDS:
         if name in body:

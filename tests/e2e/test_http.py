@@ -17,8 +17,13 @@ from http_rig import SEED, SLOW, check_error, completion, exchange, on_shared_se
 
 # ---- framing ----
 
+EVERY_POSITION = "--every-position" in sys.argv  # half a minute instead of three random cuts per case
+
+
 def deliveries(data, rng):
     yield "whole", [data]
+    for i in range(1, len(data) if EVERY_POSITION and len(data) < 1000 else 0):
+        yield f"at {i}", [data[:i], data[i:]]
     if len(data) <= 4000:
         yield "bytes", [data[i:i + 1] for i in range(len(data))]
     for k in range(3):
@@ -346,7 +351,7 @@ SHARED = [test_framing, test_same_body_for_every_cut, test_request_id, test_head
 
 
 def main():
-    only = sys.argv[1:]
+    only = [name for name in sys.argv[1:] if name != "--every-position"]
     pick = lambda tests: [t for t in tests if not only or t.__name__ in only]
     ok = True
     groups = ((pick(SHARED), ("step-us=200",)), (pick([test_disconnect_cancels, test_disconnect_with_read_ahead]), ("step-us=2000",)))

@@ -218,6 +218,41 @@ def test_drain():
     assert server.code == 0, (server.code, server.err)
 
 
+def test_drain_in_every_phase():
+    """SIGTERM finds connections in every phase: what was asked completely is answered, half a request is not waited for longer than its
+    time, and the process ends by itself with 0."""
+    flags = ("--max-running", "2", "--header-timeout", "1s", "--body-timeout", "1s", "--prefix-cache", "off", "--batch-tokens", "16")
+    with Server(*flags, own=("step-us=10000",)) as server, contextlib.ExitStack() as stack:
+        def start(data, mark=None):
+            s = stack.enter_context(server.connect(timeout=20))
+            s.sendall(data)
+            if mark:
+                read_until(s, mark)
+            return s
+        body = completion(max_tokens=3)
+        connected, half_head, half_body = start(b""), start(body[:20]), start(body[:-5])
+        streaming = start(completion(stream=True, max_tokens=60), b"data: {")
+        prefill = start(completion(prompt="p" * 600, max_tokens=5))
+        server.wait_metric("moed_requests_running", lambda v: v == 2)
+        queued, queued_stream = start(completion(max_tokens=5)), start(completion(stream=True, max_tokens=5))
+        server.wait_metric("moed_requests_queued", lambda v: v == 2)
+        server.child.send_signal(signal.SIGTERM)
+        time.sleep(0.05)
+        with contextlib.suppress(OSError):
+            late = start(completion(max_tokens=3))  # while draining: refused, or no longer accepted
+            check_error(split_responses(read_all(late))[0], 503)
+        assert read_all(connected) == b"", "a connection without a request was answered"
+        for s in (half_head, half_body):
+            half = split_responses(read_all(s))
+            assert [r[0] for r in half] in ([], [408], [503]), half
+        for s in (streaming, queued_stream):
+            assert read_all(s).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"), "a stream was cut"
+        for s in (prefill, queued):
+            assert split_responses(read_all(s))[0][0] == 200
+        server.child.wait(10 * SLOW)
+    assert server.code == 0, (server.code, server.err)
+
+
 def test_drain_when_idle():
     with Server() as server:
         start = time.monotonic()
@@ -313,7 +348,7 @@ def test_commands():
 # ---- run ----
 
 ALONE = [test_timeouts, test_silent_stream_is_pinged, test_waiting_streams_are_pinged, test_slow_reader_is_cancelled, test_write_stall, test_connection_limit,
-         test_descriptor_limit, test_bodies_share_a_limit, test_drain, test_drain_when_idle, test_drain_timeout, test_second_signal,
+         test_descriptor_limit, test_bodies_share_a_limit, test_drain, test_drain_in_every_phase, test_drain_when_idle, test_drain_timeout, test_second_signal,
          test_engine_failure, test_port_taken, test_commands]
 
 if __name__ == "__main__":
