@@ -197,7 +197,7 @@ static int take_format(struct translate *t, const char *param, const struct json
     struct json_member type = translate_member(t, v, "type"), schema = translate_member(t, v, "schema");
 
     if (!v->value) return 0;
-    if (!translate_is(t, &type, "json_schema") || !schema.value) return parse__fail(&t->p, param, "must be an object with type \"json_schema\" and a schema");
+    if (!translate_is(t, &type, "json_schema") || !schema.value || !strchr("{tf", *schema.value)) return parse__fail(&t->p, param, "must be an object with type \"json_schema\" and a schema");
     buf_puts(&t->out, ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"output\"");
     translate_put(t, "schema", &schema);
     buf_puts(&t->out, "}}");

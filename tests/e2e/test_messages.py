@@ -243,6 +243,8 @@ def exceptions():
         status, _, answer = fake().post(body, "/v1/messages")
         e = json.loads(answer)
         check(status == 400 and e["type"] == "error" and e["error"]["type"] == "invalid_request_error" and says in e["error"]["message"], answer)
+    status, _, answer = fake().post({"messages": said("x"), "output_config": {"format": {"type": "json_schema", "schema": 0.5}}}, "/v1/messages/count_tokens")
+    check(status == 400 and "output_config.format: " in json.loads(answer)["error"]["message"], answer)
     for method, path, headers, want, kind in (("GET", "/v1/messages", [], 405, "invalid_request_error"), ("POST", "/v1/messages", [("Content-Type", "text/plain")], 415, "invalid_request_error")):
         status, _, answer = fake().request(method, path, b"{}" if method == "POST" else None, headers)
         check(status == want and json.loads(answer)["error"]["type"] == kind, answer)
