@@ -151,11 +151,10 @@ VEC_FN __m256 block_dot(enum kind kind, enum layout layout, const struct panel_b
     __m256i lo = words ? dot_words(kind, w->code, x->q) : dot_lines(kind, w->code, x->q);
     __m256i hi = words ? dot_words(kind, w->code + 4, x->q + 16) : dot_lines(kind, w->code + 4, x->q + 16);
     const int total = x->sum[0] + x->sum[1]; /* in general registers: the multipliers are busy */
-    if (kind == KIND_SIX) { /* integers below 2^24 at every step, so floats are exact; the zero keeps a sum of 0 positive */
+    if (kind == KIND_SIX) {
         __m256 l = _mm256_cvtepi32_ps(_mm256_sub_epi32(lo, _mm256_set1_epi32(bias * x->sum[0])));
         __m256 h = _mm256_cvtepi32_ps(_mm256_sub_epi32(hi, _mm256_set1_epi32(bias * x->sum[1])));
-        __m256 sum = _mm256_fmadd_ps(l, w->sc[0], _mm256_fmadd_ps(h, w->sc[1], _mm256_setzero_ps()));
-        return _mm256_mul_ps(sum, w->d);
+        return _mm256_fmadd_ps(h, w->sc[1], _mm256_mul_ps(l, w->sc[0]));
     }
     if (kind == KIND_BIAS || (kind == KIND_BYTE && CODE_BYTE_BIAS != 0))
         lo = _mm256_sub_epi32(lo, _mm256_set1_epi32(bias * total));
@@ -165,7 +164,8 @@ VEC_FN __m256 block_dot(enum kind kind, enum layout layout, const struct panel_b
     return _mm256_fmadd_ps(dot, w->d, _mm256_mul_ps(w->m, _mm256_cvtepi32_ps(_mm256_set1_epi32(total))));
 }
 
-KERN__TILE vecf packed_dot(enum kind kind, const struct panel_block *w, const struct kern_q8 *x, int bias) {
+KERN__TILE vecf packed_dot(enum kind kind, bool alone, const struct panel_block *w, const struct kern_q8 *x, int bias) {
+    (void)alone;
     return block_dot(kind, LAYOUT_WORDS, w, x, bias);
 }
 

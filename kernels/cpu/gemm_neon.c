@@ -102,10 +102,10 @@ VEC_FN float32x4_t block_dot(enum kind kind, enum layout layout, const struct pa
     int32x4_t lo = words ? dot_words(w->code, x->q) : dot_lines(w->code, x->q);
     int32x4_t hi = words ? dot_words(w->code + 4, x->q + 16) : dot_lines(w->code + 4, x->q + 16);
     const int total = x->sum[0] + x->sum[1];
-    if (kind == KIND_SIX) { /* integers below 2^24 at every step, so floats are exact; the zero keeps a sum of 0 positive */
+    if (kind == KIND_SIX) {
         float32x4_t l = vcvtq_f32_s32(vsubq_s32(lo, vdupq_n_s32(bias * x->sum[0])));
         float32x4_t h = vcvtq_f32_s32(vsubq_s32(hi, vdupq_n_s32(bias * x->sum[1])));
-        return vmulq_f32(vfmaq_f32(vfmaq_f32(vdupq_n_f32(0), h, w->sc[1]), l, w->sc[0]), w->d);
+        return vfmaq_f32(vmulq_f32(l, w->sc[0]), h, w->sc[1]);
     }
     if (kind == KIND_BIAS)
         lo = vsubq_s32(lo, vdupq_n_s32(bias * total));
@@ -115,7 +115,8 @@ VEC_FN float32x4_t block_dot(enum kind kind, enum layout layout, const struct pa
     return vfmaq_f32(vmulq_f32(w->m, vdupq_n_f32((float)total)), dot, w->d);
 }
 
-KERN__TILE vecf packed_dot(enum kind kind, const struct panel_block *w, const struct kern_q8 *x, int bias) {
+KERN__TILE vecf packed_dot(enum kind kind, bool alone, const struct panel_block *w, const struct kern_q8 *x, int bias) {
+    (void)alone;
     return block_dot(kind, LAYOUT_WORDS, w, x, bias);
 }
 

@@ -6,8 +6,8 @@
  * is one sequential stream from DRAM. Many tokens: a chunk is decoded into a panel as gemm_panel.h does.
  * Both do the operations of ref/gemm.c in its order.
  *
- * To be defined before: FUSED_EVERY (up to 8) and FUSED_TOKENS (8 or 16), see FUSED below, packed_dot(kind, block, x, bias) =
- * dot of a block and one token in units of the activation's d, v_bytes (ROWS bytes to 32 bits), h_load, vf_zero, vf_set1,
+ * To be defined before: FUSED_EVERY (up to 8) and FUSED_TOKENS (8 or 16), see FUSED below, packed_dot(kind, alone,
+ * block, x, bias) = dot of a block and one token, the only one if `alone`, in units of the activation's d, v_bytes (ROWS bytes to 32 bits), h_load, vf_zero, vf_set1,
  * vf_madd(a, b, c) = fma, vf_store. */
 #ifndef MOED_KERNELS_CPU_GEMM_PACKED_H
 #define MOED_KERNELS_CPU_GEMM_PACKED_H
@@ -146,8 +146,7 @@ KERN__TILE void packed_scales(enum dtype dtype, const uint8_t *group, unsigned f
         break;
     case DTYPE_Q6_K:
         packed_words(group, first, offsetof(struct block_q6_k, scales) + j / 2 * 4, 1, w);
-        q6_scale(w[0], j, to);
-        to->d = packed_halfs(group, first, offsetof(struct block_q6_k, d));
+        q6_scale(w[0], packed_halfs(group, first, offsetof(struct block_q6_k, d)), j, to);
         break;
     case DTYPE_IQ4_XS:
         packed_words(group, first, 0, 2, w);
@@ -198,7 +197,7 @@ KERN__UNROLL
 KERN__UNROLL
             for (unsigned i = 0; i < n; i++) {
                 const struct kern_q8 *x = s->x[i] + b + j;
-                acc[i] = vf_madd(packed_dot(kind, &block, x, bias), vf_set1(x->d), acc[i]);
+                acc[i] = vf_madd(packed_dot(kind, n == 1, &block, x, bias), vf_set1(x->d), acc[i]);
             }
         }
     }

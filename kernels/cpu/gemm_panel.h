@@ -36,7 +36,7 @@ enum {
 enum kind {
     KIND_BIAS, /* codes <= 31, minus a constant                        */
     KIND_MIN,  /* codes <= 31, plus a float minimum per block          */
-    KIND_SIX,  /* codes <= 63, minus a constant, integer scale per 16 weights */
+    KIND_SIX,  /* codes <= 63, minus a constant, a scale per 16 weights */
     KIND_BYTE, /* any signed byte, stored with CODE_BYTE_BIAS          */
 };
 
@@ -51,7 +51,7 @@ struct panel_block {
     vec code[8];
     vecf d;
     vecf m;      /* KIND_MIN                                                    */
-    vecf sc[2];  /* KIND_SIX: integers                                          */
+    vecf sc[2];  /* KIND_SIX instead of d: of weights 0..15 and 16..31          */
 };
 
 struct panel {
@@ -409,9 +409,9 @@ VEC_FN void unpack_q5_k(enum layout l, const uint8_t *const rows[ROWS], unsigned
 }
 
 /* Scales of sub-block j from w = the word of signed bytes that holds them, 2 per block of 32. */
-VEC_FN void q6_scale(vec w, unsigned j, struct panel_block *to) {
-    to->sc[0] = v_to_float(v_sra32(v_sll32(w, j % 2 ? 8 : 24), 24));
-    to->sc[1] = v_to_float(v_sra32(v_sll32(w, j % 2 ? 0 : 16), 24));
+VEC_FN void q6_scale(vec w, vecf d, unsigned j, struct panel_block *to) {
+    to->sc[0] = vf_mul(d, v_to_float(v_sra32(v_sll32(w, j % 2 ? 8 : 24), 24)));
+    to->sc[1] = vf_mul(d, v_to_float(v_sra32(v_sll32(w, j % 2 ? 0 : 16), 24)));
 }
 
 VEC_FN void q6_scales(const uint8_t *const rows[ROWS], struct panel *p) {
@@ -422,10 +422,8 @@ VEC_FN void q6_scales(const uint8_t *const rows[ROWS], struct panel *p) {
     load_words(rows, offsetof(struct block_q6_k, scales), w);
     vecf d = v_halfs_at(h);
 #pragma GCC unroll 8
-    for (unsigned b = 0; b < 8; b++) {
-        q6_scale(w[b / 2], b, &p->b[b]);
-        p->b[b].d = d;
-    }
+    for (unsigned b = 0; b < 8; b++)
+        q6_scale(w[b / 2], d, b, &p->b[b]);
 }
 
 VEC_FN void unpack_q6_k(enum layout l, const uint8_t *const rows[ROWS], unsigned n, struct panel *p) {

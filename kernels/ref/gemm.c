@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The scalar matrix product, which defines the arithmetic of every level:
- *   quantised weights: isum = integer dot of codes and activation codes over a block of 32 (times sc per 16 for
- *     Q6_K), t = isum * d, or fma(isum, d, m * sum of activation codes) where the format has a minimum, then
+ *   quantised weights: isum = integer dot of codes and activation codes over a block of 32, t = isum * d, or
+ *     fma(isum, d, m * sum of activation codes) where the format has a minimum; Q6_K has isums and scales of 16 weights,
+ *     t = fma(isum1, d * sc1, isum0 * (d * sc0)), where d * sc is exact; then
  *     acc = fma(t, d of the activation block, acc), blocks in order, acc starting at +0;
  *   float weights: 16 accumulators, weight k into accumulator k % 16 by fma in order (missing weights of the last
  *     group count as 0 * 0), then halves are added: l + 8, l + 4, l + 2, l + 1.
@@ -24,13 +25,15 @@ static int32_t dot16(const int16_t *code, const int8_t *q) {
     return sum;
 }
 
-static float block_dot(const struct kern__block *w, const struct kern_q8 *x, bool has_min) {
-    float isum = (float)(dot16(w->code, x->q) * w->sc[0] + dot16(w->code + 16, x->q + 16) * w->sc[1]);
-    return has_min ? fmaf(isum, w->d, w->m * (float)(x->sum[0] + x->sum[1])) : isum * w->d;
+static float block_dot(enum dtype dtype, const struct kern__block *w, const struct kern_q8 *x) {
+    const int32_t lo = dot16(w->code, x->q), hi = dot16(w->code + 16, x->q + 16);
+    if (dtype == DTYPE_Q6_K)
+        return fmaf((float)hi, w->d * (float)w->sc[1], (float)lo * (w->d * (float)w->sc[0]));
+    const float isum = (float)(lo + hi);
+    return kern__has_min(dtype) ? fmaf(isum, w->d, w->m * (float)(x->sum[0] + x->sum[1])) : isum * w->d;
 }
 
 static void quant_row(const struct kern_gemm *d, uint32_t r) {
-    bool has_min = kern__has_min(d->dtype);
     const char *w = (const char *)d->w + (size_t)r * d->row_bytes;
     const uint32_t parts = dtype_info((uint32_t)d->dtype)->block_elems / 32;
     _Alignas(4) uint8_t unpacked[KERN__BLOCK_MOST];
@@ -47,7 +50,7 @@ static void quant_row(const struct kern_gemm *d, uint32_t r) {
         for (uint32_t t = 0; t < d->n_tokens; t++) {
             const struct kern_q8 *x = (const struct kern_q8 *)x_row(d, t, sizeof *x) + b;
             float *y = d->y + t * d->y_stride + r;
-            *y = fmaf(block_dot(&blk, x, has_min), x->d, *y);
+            *y = fmaf(block_dot(d->dtype, &blk, x), x->d, *y);
         }
     }
 }

@@ -238,9 +238,9 @@ static void add_error(struct errors *e, double err, double truth) {
 }
 
 /* Bounds, for one output y = sum over n_in of w x, with u = 2^-24:
- *   rounding, quantised weights: let S = sum of (|codes d| + |m|) |d q|. The dot of a block converts to float exactly
- *     (Q6_K's largest is 16.6 M < 2^24). A block rounds m * sum and the fma with it: 2 u of its part of S. Adding it to
- *     the sum so far rounds once more: n_blocks u S in all. The truth's own w is rounded twice. (n_blocks + 4) u S.
+ *   rounding, quantised weights: let S = sum of (|codes d| + |m|) |d q|. The dot of a block converts to float exactly.
+ *     A block rounds m * sum and the fma with it, or with Q6_K the two halves: 2 u of its part of S. Adding it to the sum so
+ *     far rounds once more: n_blocks u S in all. The truth's own w is rounded twice. (n_blocks + 4) u S.
  *   rounding, float weights, S = sum |w x|: 16 lanes of ceil(n_in / 16) fmas, then 4 additions: (n_in / 16 + 5) u S.
  *   activations: q = x (127 / max) rounded: two float roundings of at most 127, one more in d, so |x - d q| is at most
  *     d (1/2 + 3 * 127 u) < d (1/2 + 2^-15), and the error of y at most the sum over blocks of that times sum |w|. */
