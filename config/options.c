@@ -45,7 +45,7 @@ const struct option config__options[] = {
     { "api-key-file", 0, OPTION_STRING, FIELD(api_key_file), 0, 0, NULL, "", NULL, "file of API keys; without one no key is needed",
       "A line per key: KEY [name=TEXT] [concurrent=N] [per-minute=N] [weight=N]. A key has 16 to 256 printable characters;\n"
       "concurrent bounds its requests running at once, per-minute those it may start. Keys share the server by tokens, one of\n"
-      "weight 2 (1 to 1000, default 1) getting twice as many as one of 1. /health and the page at / need no key.\n" },
+      "weight 2 (1 to 1000, default 1) getting twice as many as one of 1. /health and the page at / need no key. SIGHUP reads the file again.\n" },
     { "allowed-hosts", 0, OPTION_STRING, FIELD(allowed_hosts), 0, 0, NULL, "", NULL, "names clients may address, by comma (* = any)",
       "Guards against pages that point a name of theirs at this machine. Empty: localhost and its addresses when the\n"
       "server listens on loopback; any name on other addresses, and on the Unix socket, where no browser comes from. Entries are\n"

@@ -163,6 +163,29 @@ def test_protocol(server):
         assert s.selected_alpn_protocol() == "http/1.1"
 
 
+def test_keys_within_a_connection(server):
+    """A renegotiation is refused and ends nothing but its own connection; TLS 1.3's key updates are answered."""
+    def s_client(version, *steps):
+        """Sends each line once its mark has been seen; s_client takes a letter for a command only when it comes alone."""
+        client = subprocess.Popen(["openssl", "s_client", version, "-connect", f"127.0.0.1:{server.port}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                  stderr=subprocess.STDOUT)
+        out = b""
+        for mark, line in steps:
+            seen = b""
+            while mark not in seen:
+                piece = os.read(client.stdout.fileno(), 65536)
+                assert piece, f"s_client ended before {mark!r}: {out[-300:]!r}"
+                seen += piece
+                out += piece
+            if line:
+                client.stdin.write(line)
+                client.stdin.flush()
+        return out + client.communicate(timeout=20)[0]
+    out = s_client("-tls1_2", (b"Verify return code", b"R\n"), (b"no renegotiation", b""))
+    assert b"RENEGOTIATING" in out, out[-500:]
+    s_client("-tls1_3", (b"Verify return code", b"K\n"), (b"KEYUPDATE", b"K\n"), (b"KEYUPDATE", b"K\n"), (b"KEYUPDATE", get(b"Connection: close\r\n")), (b"HTTP/1.1 200 OK", b""))
+
+
 def test_plain_http_is_told(server):
     failed = server.metric("moed_tls_handshakes_failed_total")
     for data in (GET, post(b"Content-Length: 2\r\n", b"{}"), b"OPTIONS * HTTP/1.1\r\n\r\n", b"get / http/1.1\r\n"):
@@ -434,7 +457,7 @@ def test_clients():
 TRANSPORT = [test_http.test_framing, test_http.test_same_body_for_every_cut, test_http.test_head_request, test_http.test_metrics, test_http.test_keep_alive,
              test_http.test_http_10, test_http.test_stream, test_http.test_done_and_last_chunk_together, test_http.test_pipelining_order,
              test_http.test_expect_continue_once, test_http.test_fin_after_done_is_no_cancel]
-SHARED = [test_records_cut_anywhere, test_pipelined_beyond_read_ahead, test_close_notify, test_protocol, test_plain_http_is_told, test_garbage_handshakes]
+SHARED = [test_records_cut_anywhere, test_pipelined_beyond_read_ahead, test_close_notify, test_protocol, test_keys_within_a_connection, test_plain_http_is_told, test_garbage_handshakes]
 ALONE = [test_stalled_handshake, test_slow_readers, test_idle_end_and_drain, test_reload, test_bad_files, test_one_file_and_warnings, test_clients]
 
 
