@@ -67,13 +67,26 @@ static int add_choice(struct parse *p, const char *param, const cJSON *v) {
     return 0;
 }
 
+/* A key as it stands in the body, where it may be written with escapes. */
+static bool key_is(const struct json_member *m, const char *name) {
+    size_t n = strlen(name);
+    struct buf plain;
+
+    if (!memchr(m->key, '\\', m->n_key)) return m->n_key == n + 2 && memcmp(m->key + 1, name, n) == 0;
+    buf_init(&plain, m->n_key);
+    json_put_unescaped(&plain, m->key, m->n_key);
+    bool same = plain.len == n && memcmp(plain.data, name, n) == 0;
+    buf_clear(&plain);
+    return same;
+}
+
 /* The member `name` of an object as it stands in the body. */
 static struct json_member raw_member(const struct json_member *object, const char *name) {
     struct json_member item, found = {0};
-    size_t at = 0, n = strlen(name);
+    size_t at = 0;
 
     while (json_next(object->value, object->n_value, &at, &item)) {
-        if (item.n_key == n + 2 && memcmp(item.key + 1, name, n) == 0 && *item.value != 'n') found = item;
+        if (key_is(&item, name) && *item.value != 'n') found = item;
     }
     return found;
 }

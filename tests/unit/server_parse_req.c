@@ -392,6 +392,22 @@ TEST(out_of_memory_anywhere) {
     CHECK(n >= 20);
 }
 
+/* Keys inside a field mean the same however they are written. */
+TEST(escaped_keys_of_a_format) {
+    static const char *const bodies[] = {
+        "\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"schema\":{\"type\":\"object\"}}}",
+        "\"respons\\u0065_format\":{\"t\\u0079pe\":\"json_schema\",\"json_sch\\u0065ma\":{\"\\u0073chema\":{\"type\":\"object\"}}}",
+        "\"structured_outputs\":{\"\\u006ason\":{\"type\":\"object\"}}",
+    };
+    for (size_t i = 0; i < sizeof bodies / sizeof *bodies; i++) {
+        struct got g = field(bodies[i]);
+        OK(g);
+        const struct grammar_part *part = g.p.constraint.parts;
+        CHECKF(g.p.constraint.n_parts == 1 && part->kind == GRAMMAR_SCHEMA && part->n_bytes == 17 && memcmp(part->text, "{\"type\":\"object\"}", 17) == 0, "%s", bodies[i]);
+        END(g);
+    }
+}
+
 int main(void) {
     RUN(defaults);
     RUN(null_is_absent);
@@ -410,5 +426,6 @@ int main(void) {
     RUN(choices_are_bounded_together);
     RUN(bad_bodies);
     RUN(out_of_memory_anywhere);
+    RUN(escaped_keys_of_a_format);
     return test_failed_;
 }
