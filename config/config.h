@@ -38,6 +38,8 @@ struct config {
     /* scheduling */
     uint32_t max_running;         /* sequences in one batch                                            */
     uint32_t max_queued;          /* requests waiting before 429                                       */
+    uint32_t max_wait_ms;         /* expected wait before 429                                          */
+    uint32_t request_timeout_ms;  /* default and most of `timeout`; 0 = no bound                       */
     uint32_t batch_tokens;        /* tokens of one step (prefill chunk bound)                          */
     uint32_t max_n;               /* choices of one request                                            */
     uint32_t max_prompts;         /* prompts of one request                                            */

@@ -43,9 +43,11 @@ const struct option config__options[] = {
     { "tls-key", 0, OPTION_STRING, FIELD(tls_key), 0, 0, NULL, "", NULL, "PEM file: its private key, not encrypted",
       "Empty: the file of tls-cert has it. Should be readable for the server's user only.\n" },
     { "api-key-file", 0, OPTION_STRING, FIELD(api_key_file), 0, 0, NULL, "", NULL, "file of API keys; without one no key is needed",
-      "A line per key: KEY [name=TEXT] [concurrent=N] [per-minute=N] [weight=N]. A key has 16 to 256 printable characters;\n"
-      "concurrent bounds its requests running at once, per-minute those it may start. Keys share the server by tokens, one of\n"
-      "weight 2 (1 to 1000, default 1) getting twice as many as one of 1. /health and the page at / need no key. SIGHUP reads the file again.\n" },
+      "A line per key: KEY [name=TEXT] [concurrent=N] [per-minute=N] [weight=N] [priority=N]. A key has 16 to 256 printable\n"
+      "characters; concurrent bounds its requests running at once, per-minute those it may start. Keys share the server by\n"
+      "tokens, one of weight 2 (1 to 1000, default 1) getting twice as many as one of 1. priority is the lowest number, and so\n"
+      "the most urgent, that its requests may ask for (-10 to 10, default 0). /health and the page at / need no key.\n"
+      "SIGHUP reads the file again.\n" },
     { "allowed-hosts", 0, OPTION_STRING, FIELD(allowed_hosts), 0, 0, NULL, "", NULL, "names clients may address, by comma (* = any)",
       "Guards against pages that point a name of theirs at this machine. Empty: localhost and its addresses when the\n"
       "server listens on loopback; any name on other addresses, and on the Unix socket, where no browser comes from. Entries are\n"
@@ -79,6 +81,13 @@ const struct option config__options[] = {
     { "max-queued", 0, OPTION_U32, FIELD(max_queued), 1, 1000000, NULL, "512", NULL, "requests waiting before 429",
       "A full queue is answered 429 with Retry-After from the measured rate. With API keys none gets more than twice the\n"
       "places that are free, so that some stay free for the others.\n" },
+    { "max-wait", 0, OPTION_MS, FIELD(max_wait_ms), 0, 86400000, NULL, "600s", NULL, "expected wait for a place before 429",
+      "A request whose turn is expected later than this is answered 429 with Retry-After at once, from how long requests had\n"
+      "their places lately. Near the time within which an answer is of use to clients it keeps an overloaded server useful:\n"
+      "those it lets in are served in time. The default is what official clients wait.\n" },
+    { "request-timeout", 0, OPTION_MS, FIELD(request_timeout_ms), 0, 86400000, NULL, "0", NULL, "time a request may take in all (0 = no bound)",
+      "For requests without field timeout, and the most that one may ask for. When it is over the answer ends as if\n"
+      "max_tokens were reached; a request that has not begun by then is answered 503.\n" },
     { "batch-tokens", 'b', OPTION_U32, FIELD(batch_tokens), 16, 65536, NULL, "512", NULL, "tokens computed in one step",
       "Bounds a prefill chunk: larger is faster for long prompts, and running streams wait longer between tokens.\n"
       "Scratch memory grows with it.\n" },

@@ -14,7 +14,14 @@ enum event_type {
     EVENT_DONE,    /* terminal, exactly one per submitted request; E never touches the request again               */
 };
 
-enum finish_reason { FINISH_NONE, FINISH_STOP /* end-of-generation token */, FINISH_LENGTH, FINISH_CANCELLED, FINISH_ERROR };
+enum finish_reason {
+    FINISH_NONE,
+    FINISH_STOP,     /* end-of-generation token                                  */
+    FINISH_LENGTH,
+    FINISH_CANCELLED,
+    FINISH_ERROR,
+    FINISH_DEADLINE, /* its time was over, while it ran or before that           */
+};
 
 struct event {
     struct request *request;

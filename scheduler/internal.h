@@ -70,6 +70,7 @@ struct seq {                    /* E's own once submitted; one allocation with i
     uint32_t n_published;       /* blocks in the index                                      */
     seq_id id;                  /* valid while running or cached                            */
     bool share;                 /* may reuse and leave KV                                   */
+    uint64_t deadline_ns;       /* UINT64_MAX = none                                        */
     bool ran;                   /* had a place in the batch                                 */
     bool started;               /* EVENT_STARTED was pushed                                 */
     bool cached;                /* ended; its KV is kept for others                         */
@@ -103,7 +104,7 @@ struct batch_want {
     uint32_t n_take;     /* out: tokens in this step                                              */
 };
 
-/* Shares `budget` >= 1 tokens among the n wants, which come oldest first. `turn` counts steps. Returns tokens taken. */
+/* Shares `budget` >= 1 tokens among the n wants, which come in the order they have. `turn` counts steps. Returns tokens taken. */
 uint32_t batcher__plan(struct batch_want *wants, uint32_t n, uint32_t budget, uint64_t turn);
 
 /* ---- queue.c: fair order of waiting sequences ---- */
@@ -156,7 +157,7 @@ void queue__charge(struct queue *w, const struct request *r, uint64_t n_tokens);
 /* ---- metrics.c ---- */
 
 struct metrics {                    /* relaxed atomics; one writer each: L for n_submitted, E for the rest */
-    _Atomic uint64_t n_submitted, n_taken, n_stop, n_length, n_cancelled, n_failed, n_preempted;
+    _Atomic uint64_t n_submitted, n_taken, n_stop, n_length, n_cancelled, n_failed, n_expired, n_preempted;
     _Atomic uint64_t prompt_tokens, cached_tokens, output_tokens;
     _Atomic uint64_t n_steps, step_ns, n_ring_waits;
     _Atomic uint64_t stay_ns;       /* engine time a request had its place, on average over the last ones; 0 = not known yet */
@@ -215,9 +216,10 @@ struct sched {
     struct queue queue;
     struct prefix_index index;
     struct seq **slots;             /* [info.n_seqs] who has KV under that id: running or cached; NULL = free */
-    struct seq **active;            /* [max_running] oldest first: n_running running, then preempted       */
+    struct seq **active;            /* [max_running] by priority, then age: n_running running, then preempted */
     uint32_t n_running, n_active, n_cached;
     uint64_t n_cancels_seen;
+    uint64_t queue_deadline_ns;     /* no deadline of a waiting sequence is before it                      */
     uint64_t turn;                  /* steps so far                                                        */
     uint64_t lru_clock;             /* last_used of cached sequences                                       */
     bool event_pushed;              /* since the last notify                                               */

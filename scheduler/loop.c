@@ -59,6 +59,8 @@ static void take_submits(struct sched *s) {
 
     while (spsc_pop(&s->submits, &r)) {
         queue__push(&s->queue, r->seq);
+        if (r->seq->deadline_ns < s->queue_deadline_ns)
+            s->queue_deadline_ns = r->seq->deadline_ns;
         metrics__add(&s->m.n_taken, 1);
     }
 }
@@ -74,9 +76,8 @@ static bool pick_cancelled(void *ctx, const struct seq *q) {
     return seq__cancelled(q);
 }
 
-/* Ends the picked ones, wherever they are. */
-static void end_picked(struct sched *s, bool (*pick)(void *, const struct seq *), enum finish_reason why, int status) {
-    struct seq *q = queue__extract(&s->queue, pick, NULL), *next;
+static void end_waiting(struct sched *s, bool (*pick)(void *, const struct seq *), void *ctx, enum finish_reason why, int status) {
+    struct seq *q = queue__extract(&s->queue, pick, ctx), *next;
 
     for (; q; q = next) {
         next = q->next;
@@ -84,9 +85,39 @@ static void end_picked(struct sched *s, bool (*pick)(void *, const struct seq *)
         push_done(s, q, why, status);
         seq__free(q);
     }
+}
+
+/* Ends the picked ones, wherever they are. */
+static void end_picked(struct sched *s, bool (*pick)(void *, const struct seq *), enum finish_reason why, int status) {
+    end_waiting(s, pick, NULL, why, status);
     for (uint32_t i = s->n_active; i-- > 0;)
         if (pick(NULL, s->active[i]))
             end_active(s, s->active[i], why, status);
+}
+
+struct expiry { uint64_t now_ns, next_ns; };
+
+static bool pick_expired(void *ctx, const struct seq *q) {
+    struct expiry *e = ctx;
+
+    if (q->deadline_ns <= e->now_ns)
+        return true;
+    if (q->deadline_ns < e->next_ns)
+        e->next_ns = q->deadline_ns;
+    return false;
+}
+
+/* Nothing is computed for those whose time is over. The queue is looked through only when somebody's may be. */
+static void take_deadlines(struct sched *s) {
+    struct expiry e = {.now_ns = clock_mono_ns(), .next_ns = UINT64_MAX};
+
+    if (s->queue_deadline_ns <= e.now_ns) {
+        end_waiting(s, pick_expired, &e, FINISH_DEADLINE, ST_OK);
+        s->queue_deadline_ns = e.next_ns;
+    }
+    for (uint32_t i = s->n_active; i-- > 0;)
+        if (s->active[i]->deadline_ns <= e.now_ns)
+            end_active(s, s->active[i], FINISH_DEADLINE, ST_OK);
 }
 
 static void take_cancels(struct sched *s, bool all) {
@@ -133,8 +164,11 @@ static uint32_t form_batch(struct sched *s, struct batch *b) {
 
 static void report_started(struct sched *s, struct seq *q) {
     struct event ev = {.request = q->request, .type = EVENT_STARTED, .cached = q->n_reused};
+    uint64_t now = clock_mono_ns();
 
     q->started = true;
+    if (q->request->predict_ns > 0 && now + q->request->predict_ns < q->deadline_ns)
+        q->deadline_ns = now + q->request->predict_ns;
     metrics__add(&s->m.prompt_tokens, q->n_prompt);
     metrics__add(&s->m.cached_tokens, q->n_reused);
     emit(s, &ev);
@@ -275,6 +309,8 @@ void *loop__main(void *arg) {
 
         take_submits(s);
         take_cancels(s, all);
+        if (!failed(s))
+            take_deadlines(s);
         work(s);
         if (failed(s))
             end_picked(s, pick_all, FINISH_ERROR, ST_INTERNAL);

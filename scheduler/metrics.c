@@ -34,6 +34,7 @@ void metrics__done(struct metrics *m, enum finish_reason why, bool ran) {
     case FINISH_LENGTH: metrics__add(&m->n_length, 1); break;
     case FINISH_CANCELLED: metrics__add(&m->n_cancelled, 1); break;
     case FINISH_ERROR: metrics__add(&m->n_failed, 1); break;
+    case FINISH_DEADLINE: metrics__add(&m->n_expired, 1); break;
     case FINISH_NONE: break;
     }
     if (!ran) /* it left without having had a place, and tells nothing of how long one has it */
@@ -61,6 +62,7 @@ void sched_stats(const struct sched *s, struct sched_stats *out) {
         .n_finished_length = get(&m->n_length),
         .n_cancelled = get(&m->n_cancelled),
         .n_failed = get(&m->n_failed),
+        .n_expired = get(&m->n_expired),
         .n_preempted = get(&m->n_preempted),
         .prompt_tokens = get(&m->prompt_tokens),
         .cached_tokens = get(&m->cached_tokens),

@@ -40,6 +40,8 @@ struct request {
     uint32_t tenant;              /* < sched_opts.n_tenants: on whose account it runs; tenants share by tokens */
     uint32_t weight;              /* of the tenant: its share beside others; 0 = 1                       */
     int8_t priority;              /* SCHED_PRIORITY_MIN..MAX; a lower one goes first                     */
+    uint64_t deadline_ns;         /* of clock_mono_ns: no step is begun for it afterwards; 0 = none      */
+    uint64_t predict_ns;          /* the same, counted from EVENT_STARTED; 0 = none                      */
     void *user;                   /* L's own                                                             */
 
     atomic_bool cancel;           /* set by sched_cancel on L, read by E; false at submit                */

@@ -93,6 +93,7 @@ int sched_start(struct sched **out, const struct sched_opts *o, struct err *e) {
     s->o = *o;
     s->o.n_tenants = o->n_tenants > 0 ? o->n_tenants : 1;
     s->info = info;
+    s->queue_deadline_ns = UINT64_MAX;
     metrics__init(&s->m, o->max_running);
     s->max_live = o->max_running + o->max_queued;
     s->max_cached = o->prefix_cache ? info.n_seqs - o->max_running : 0;

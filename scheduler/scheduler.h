@@ -55,7 +55,7 @@ void sched_cancel(struct sched *s, struct request *r);
 int sched_poll(struct sched *s, struct event *ev, int cap); /* up to cap events; 0 when there are none now */
 
 struct sched_stats {             /* a snapshot; any thread */
-    uint64_t n_submitted, n_finished_stop, n_finished_length, n_cancelled, n_failed, n_preempted;
+    uint64_t n_submitted, n_finished_stop, n_finished_length, n_cancelled, n_failed, n_expired, n_preempted;
     uint64_t prompt_tokens, cached_tokens, output_tokens; /* done so far   */
     uint64_t n_steps, step_ns;                            /* engine time   */
     uint64_t n_ring_waits;                                /* times E found the event ring full: L polls too late */

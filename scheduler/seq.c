@@ -38,6 +38,7 @@ int seq__new(struct seq **out, struct request *r, const struct engine_info *info
         return ST_NOMEM;
     /* falling alignment, so no padding is needed between the parts */
     *q = (struct seq){.request = r, .cap_tokens = (uint32_t)cap, .n_prompt = r->n_prompt, .n_tokens = r->n_prompt};
+    q->deadline_ns = r->deadline_ns > 0 ? r->deadline_ns : UINT64_MAX;
     q->share = share && !r->no_prefix_cache && !r->lossy && !(r->pooled && r->pooling == ENGINE_POOLING_MEAN);
     q->blocks = (struct prefix_block *)(p + sizeof *q);
     q->mask = mask_bytes > 0 ? (uint32_t *)(p + sizeof *q + blocks_bytes + bans_bytes) : NULL;

@@ -2,9 +2,9 @@
  *
  * Who has KV. A sequence is admitted when the pages of all its present tokens, minus those it shares with another
  * sequence, are free and one more page stays free for every sequence that runs already. Later pages are taken one
- * by one; when none is free, cached sequences go first (least recently used), then the youngest running one is preempted: it
- * gives up its KV and computes prompt and output again when there is room. The oldest is never preempted and, alone, always
- * fits (sched_submit saw to that), so something always ends.
+ * by one; when none is free, cached sequences go first (least recently used), then the last running one is preempted: it
+ * gives up its KV and computes prompt and output again when there is room. Running ones stand by priority, then age. The
+ * first is never preempted for another and, alone, always fits (sched_submit saw to that), so something always ends.
  *
  * Seq ids are interchangeable: a sequence that ends keeps its id and so becomes a cached one. E only. */
 #include "scheduler/internal.h"
@@ -128,12 +128,29 @@ static bool failed(const struct sched *s) {
     return atomic_load_explicit(&s->failed, memory_order_relaxed);
 }
 
-/* Preempted ones come before new ones and are not overtaken, so n_active never passes max_running. */
+/* Behind all that are as urgent. Preempted ones stand behind running ones, so a newcomer that may pass them runs. */
+static void place(struct sched *s, struct seq *q) {
+    uint32_t i = s->n_active++;
+
+    for (; i > 0 && s->active[i - 1]->request->priority > q->request->priority; i--)
+        s->active[i] = s->active[i - 1];
+    s->active[i] = q;
+}
+
+/* Preempted ones come before new ones, unless those are more urgent and there are places for both. */
+static bool resumes(const struct sched *s, const struct seq *newcomer) {
+    if (s->n_running == s->n_active)
+        return false;
+    return !newcomer || s->n_active == s->o.max_running ||
+           newcomer->request->priority >= s->active[s->n_running]->request->priority;
+}
+
 void slots__admit(struct sched *s) {
     s->kv_short = false;
     while (s->n_running < s->o.max_running && !failed(s)) {
-        bool resume = s->n_running < s->n_active;
-        struct seq *q = resume ? s->active[s->n_running] : queue__peek(&s->queue);
+        struct seq *newcomer = queue__peek(&s->queue);
+        bool resume = resumes(s, newcomer);
+        struct seq *q = resume ? s->active[s->n_running] : newcomer;
 
         if (!q)
             return;
@@ -148,18 +165,18 @@ void slots__admit(struct sched *s) {
             queue__charge(&s->queue, q->request, q->n_tokens - q->n_reused);
             wait__left(s, q->request);
             q->ran = true;
-            s->active[s->n_active++] = q;
+            place(s, q);
         }
         s->n_running++;
     }
 }
 
-static void preempt_youngest(struct sched *s) {
+static void preempt_last(struct sched *s) {
     drop_kv(s, s->active[--s->n_running]);
     metrics__add(&s->m.n_preempted, 1);
 }
 
-/* Oldest first, and only younger ones are preempted: whoever was served before in this pass keeps its room. */
+/* In their order, and only later ones are preempted: whoever was served before in this pass keeps its room. */
 void slots__grow(struct sched *s) {
     for (uint32_t i = 0; i < s->n_running && !failed(s); i++) {
         struct seq *q = s->active[i];
@@ -171,7 +188,7 @@ void slots__grow(struct sched *s) {
                 broken(s, "one sequence that fits alone does not fit");
                 return;
             }
-            preempt_youngest(s);
+            preempt_last(s);
         }
     }
 }

@@ -10,6 +10,7 @@
 #include <strings.h>
 
 #include "base/alloc.h"
+#include "scheduler/request.h"
 
 enum { KEY_MIN = 16, KEY_MAX = 256, LINE_BYTES = 1024, NAME_BYTES = 64, WEIGHT_MAX = 1000 };
 
@@ -19,6 +20,7 @@ struct key {
     char name[NAME_BYTES];
     uint32_t concurrent, per_minute;  /* 0 = no limit */
     uint32_t weight;                  /* its share of the server beside other keys */
+    int8_t best_priority;
     uint32_t live;
     double mean_ms;                   /* of its requests, moving average; 0 = none ended yet */
     double allowance;                 /* requests; at most per_minute */
@@ -54,6 +56,14 @@ static bool parse_count(const char *s, uint32_t *out) {
     return *s == '\0' && v >= 1 && v <= UINT32_MAX;
 }
 
+static bool parse_priority(const char *s, int8_t *out) {
+    bool negative = *s == '-';
+    uint32_t v = 0;
+    if (strcmp(s, "0") != 0 && (!parse_count(s + negative, &v) || v > SCHED_PRIORITY_MAX)) return false;
+    *out = (int8_t)(negative ? -(int)v : (int)v);
+    return true;
+}
+
 static int parse_field(struct key *k, const char *word, const char *file, unsigned line, struct err *e) {
     if (strncmp(word, "name=", 5) == 0) {
         if (strlen(word + 5) >= sizeof k->name) return err_set(e, ST_INVALID, "%s:%u: name: at most %d bytes", file, line, NAME_BYTES - 1);
@@ -63,8 +73,9 @@ static int parse_field(struct key *k, const char *word, const char *file, unsign
     if (strncmp(word, "concurrent=", 11) == 0 && parse_count(word + 11, &k->concurrent)) return 0;
     if (strncmp(word, "per-minute=", 11) == 0 && parse_count(word + 11, &k->per_minute)) return 0;
     if (strncmp(word, "weight=", 7) == 0 && parse_count(word + 7, &k->weight) && k->weight <= WEIGHT_MAX) return 0;
-    return err_set(e, ST_INVALID, "%s:%u: expected name=TEXT, concurrent=N, per-minute=N or weight=N (1 to %d) after the key, found \"%.60s\"", file, line,
-                   WEIGHT_MAX, word);
+    if (strncmp(word, "priority=", 9) == 0 && parse_priority(word + 9, &k->best_priority)) return 0;
+    return err_set(e, ST_INVALID, "%s:%u: expected name=TEXT, concurrent=N, per-minute=N, weight=N (1 to %d) or priority=N (%d to %d) after the key, found \"%.60s\"",
+                   file, line, WEIGHT_MAX, SCHED_PRIORITY_MIN, SCHED_PRIORITY_MAX, word);
 }
 
 /* The next word of *s, NUL-terminated in place; NULL at the end. */
@@ -321,6 +332,7 @@ void access_check(struct access *a, const struct access_request *r, struct acces
     if (key < 0) return;
     v->tenant = (uint32_t)key % ACCESS_MAX_KEYS;
     v->weight = a->keys[key].weight;
+    v->best_priority = a->keys[key].best_priority;
 }
 
 void access_done(struct access *a, int key, uint64_t took_ms) {

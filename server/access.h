@@ -39,11 +39,12 @@ struct access_verdict {
     uint32_t retry_after_s;
     int key;                            /* for access_done when >= 0                            */
     uint32_t tenant, weight;            /* on whose account work runs, below ACCESS_MAX_KEYS: the key's; 0 without keys */
+    int8_t best_priority;               /* the lowest its requests may ask for; 0 without keys          */
     bool cross_origin;                  /* allowed, and from another site: the answer must say so */
 };
 
-/* Reads option api-key-file: a line per key, "KEY [name=TEXT] [concurrent=N] [per-minute=N] [weight=N]", '#' starts a
- * comment. Errors name file and line, never the key. *out is owned, free with access_close. */
+/* Reads option api-key-file: a line per key, "KEY [name=TEXT] [concurrent=N] [per-minute=N] [weight=N]
+ * [priority=N]", '#' starts a comment. Errors name file and line, never the key. *out is owned, free with access_close. */
 int access_open(struct access **out, const struct config *cfg, struct err *e);
 int access_reload(struct access *a, struct err *e); /* the file anew; an error changes nothing. A key that is gone lets nobody in; its requests go on */
 void access_close(struct access *a);

@@ -43,8 +43,9 @@ static void put_scheduler(const struct sched_stats *st, struct buf *out) {
     put(out, COUNTER, "moed_requests_submitted_total", "Sequences handed to the scheduler.", (double)st->n_submitted);
     buf_printf(out, "# HELP moed_requests_finished_total Sequences that ended, by reason.\n# TYPE moed_requests_finished_total counter\n"
                "moed_requests_finished_total{reason=\"stop\"} %" PRIu64 "\nmoed_requests_finished_total{reason=\"length\"} %" PRIu64 "\n"
-               "moed_requests_finished_total{reason=\"cancelled\"} %" PRIu64 "\nmoed_requests_finished_total{reason=\"error\"} %" PRIu64 "\n",
-               st->n_finished_stop, st->n_finished_length, st->n_cancelled, st->n_failed);
+               "moed_requests_finished_total{reason=\"cancelled\"} %" PRIu64 "\nmoed_requests_finished_total{reason=\"error\"} %" PRIu64 "\n"
+               "moed_requests_finished_total{reason=\"deadline\"} %" PRIu64 "\n",
+               st->n_finished_stop, st->n_finished_length, st->n_cancelled, st->n_failed, st->n_expired);
     put(out, COUNTER, "moed_preemptions_total", "Sequences paused because the KV cache was full.", (double)st->n_preempted);
     put(out, COUNTER, "moed_prompt_tokens_total", "Prompt tokens of started sequences, cached ones included.", (double)st->prompt_tokens);
     put(out, COUNTER, "moed_prompt_tokens_cached_total", "Prompt tokens whose KV was reused.", (double)st->cached_tokens);

@@ -463,10 +463,11 @@ bool conn__has_input(const struct conn *c) {
 
 static void tick_busy(struct conn *c, uint64_t now_ms) {
     uint32_t ping_ms = c->server->opts->config->sse_ping_ms;
+    uint64_t silent_since_ms = c->write_ms > c->since_ms ? c->write_ms : c->since_ms; /* write_ms may be of the request before */
     struct exchange *x = &c->box->x;
     if (c->paused && !c->eof && polls(c, POLLRDHUP)) { /* with reading stopped no read reports the FIN */
         conn__drop(c, false);
-    } else if (ping_ms == 0 || now_ms - c->write_ms < ping_ms) {
+    } else if (ping_ms == 0 || now_ms - silent_since_ms < ping_ms) {
         return;
     } else if (!x->streaming && x->on_silent != NULL) {
         x->on_silent(x);

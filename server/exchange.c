@@ -36,6 +36,18 @@ static const char *header_copy(struct exchange *x, const struct http_parse *p, c
     return s == NULL ? "" : arena_strndup(&x->arena, s, n);
 }
 
+/* How long a Stainless client (OpenAI's, Anthropic's) waits for a byte: "600", "0.5", or something that is no number. A day and
+ * more is as good as no bound. */
+static uint32_t read_timeout_ms(const struct http_parse *p) {
+    enum { DAY_S = 86400 };
+    size_t n;
+    const char *s = http_parse_header(p, "X-Stainless-Read-Timeout", &n);
+    uint32_t seconds = 0, i = 0;
+    for (; s != NULL && i < n && s[i] >= '0' && s[i] <= '9' && seconds < DAY_S; i++) seconds = seconds * 10 + (uint32_t)(s[i] - '0');
+    bool whole = i > 0 && (i == n || s[i] == '.') && seconds < DAY_S;
+    return whole ? (seconds + (i < n)) * 1000 : 0; /* rounded up: a hint */
+}
+
 struct exchange_box *exchange__begin(struct conn *c) {
     struct exchange_box *b = mem_zalloc(1, sizeof *b);
     if (b == NULL)
@@ -55,6 +67,7 @@ struct exchange_box *exchange__begin(struct conn *c) {
     x->path = arena_strndup(&x->arena, p->path, strlen(p->path));
     x->query = arena_strndup(&x->arena, p->query, strlen(p->query));
     x->content_type = header_copy(x, p, "Content-Type");
+    x->read_timeout_ms = read_timeout_ms(p);
     x->body = "";
     /* Until the body is read the connection cannot be used again: the rest of it would be parsed as a request. */
     b->keep_alive = p->keep_alive && p->error_status == 0 && !p->chunked && p->content_length == 0;

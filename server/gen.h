@@ -117,6 +117,8 @@ struct gen {
     uint32_t head_len;
     uint32_t prompt_tokens, cached_tokens, completion_tokens, reasoning_tokens;
     uint64_t submit_ns, first_start_ns, last_start_ns, last_token_ns;
+    uint64_t deadline_ns;           /* of clock_mono_ns; 0 = none                                   */
+    int8_t priority;
 };
 
 struct api {
@@ -129,6 +131,12 @@ struct api {
     struct buf scratch;             /* one document at a time                                       */
     struct hist ttft, itl, e2e, prompt_tokens, output_tokens;
 };
+
+/* ---- admission.c ---- */
+struct admission_refusal { struct api_error error; char text[160]; /* its message */ };
+void admission_set_terms(struct gen *g);                                   /* deadline and priority, from the request and whose it is */
+int admission_check(const struct gen *g, struct admission_refusal *r);    /* 0, or why it is not let in */
+void admission_expired(const struct gen *g, struct admission_refusal *r); /* its deadline passed before anything came */
 
 /* ---- generate.c ---- */
 void gen_start(struct exchange *x, const struct gen_format *format);

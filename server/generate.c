@@ -136,7 +136,7 @@ static void gen_fail(struct gen *g, int status) {
     case ST_QUEUE_FULL:
         e = (struct api_error){.status = 429, .type = "rate_limit_error", .code = "queue_full",
                                .message = "too many requests are waiting; try again later",
-                               .retry_after_s = g->x ? sched_retry_after_s(g->server->sched, g->x->tenant, 0) : 0};
+                               .retry_after_s = g->x ? sched_retry_after_s(g->server->sched, g->x->tenant, g->priority) : 0};
         break;
     case ST_SHUTDOWN:
     case ST_CANCELLED:
@@ -414,6 +414,20 @@ static void on_token(struct choice *c, const struct event *ev, uint64_t now) {
     }
 }
 
+/* Its time was over. What there is of the call is shown as cut; with nothing to show it is an error. */
+static void gen_expire(struct choice *c) {
+    struct gen *g = c->gen;
+    struct admission_refusal r;
+
+    if (g->first_start_ns != 0 && !g->params.embeds) {
+        choice_finish(c, "length");
+        return;
+    }
+    gen__cancel(g);
+    admission_expired(g, &r);
+    gen_answer_error(g, &r.error);
+}
+
 static void on_done(struct choice *c, const struct event *ev) {
     struct gen *g = c->gen;
     int rc;
@@ -429,6 +443,7 @@ static void on_done(struct choice *c, const struct event *ev) {
     case FINISH_STOP: choice_finish(c, "stop"); break;
     case FINISH_LENGTH: choice_finish(c, "length"); break;
     case FINISH_CANCELLED: gen_fail(g, ST_CANCELLED); break;
+    case FINISH_DEADLINE: gen_expire(c); break;
     default:
         if (ev->status == ST_IO) gen_fail_expert(g, ev);
         else gen_fail(g, ev->status ? ev->status : ST_INTERNAL);
@@ -490,7 +505,8 @@ static int choice_build(struct gen *g, uint32_t index) {
                           .max_tokens = parse_room(&g->server->api->env, p, c->prompt),
                           .sample = p->sample, .stop_ids = p->stop_ids, .n_stop_ids = p->n_stop_ids,
                           .ignore_eos = p->ignore_eos, .min_tokens = p->min_tokens, .no_prefix_cache = p->no_prefix_cache, .lossy = p->lossy,
-                          .group = g->server->api->last_group, .tenant = g->x->tenant, .weight = g->x->weight, .user = c};
+                          .group = g->server->api->last_group, .tenant = g->x->tenant, .weight = g->x->weight,
+                          .priority = g->priority, .deadline_ns = g->deadline_ns, .predict_ns = p->max_predict_ms * UINT64_C(1000000), .user = c};
     r->sample.seed += p->seed_given ? j : index;
     if (p->embeds) {
         r->pooling = g->server->opts->pooling;
@@ -560,12 +576,14 @@ static int gen_build(struct gen *g) {
 
 static void gen_parsed(struct gen *g, int status) {
     const struct parse_error *pe = &g->error;
+    struct admission_refusal refusal;
 
     g->on_worker = false;
     if (g->gone) {
         gen_settle(g);
         return;
     }
+    admission_set_terms(g);
     if (status) {
         gen_answer_error(g, &(struct api_error){.status = pe->status, .code = pe->code, .param = *pe->param ? pe->param : NULL,
                                                 .type = pe->status < 500 ? "invalid_request_error" : "unavailable_error",
@@ -575,6 +593,8 @@ static void gen_parsed(struct gen *g, int status) {
     } else if (!logprobs_fit(g)) {
         gen_answer_error(g, &(struct api_error){.status = 400, .type = "invalid_request_error", .code = "invalid_value", .param = "logprobs",
                                                 .message = "logprobs: so many tokens with log-probabilities need too much memory; lower max_tokens, n or the number of prompts"});
+    } else if (admission_check(g, &refusal)) {
+        gen_answer_error(g, &refusal.error);
     } else {
         int rc = gen_build(g);
         g->submit_ns = clock_mono_ns();

@@ -47,6 +47,8 @@ struct exchange {
     size_t body_len;
     enum access_from from;          /* network, loopback or Unix socket                                   */
     uint32_t tenant, weight;        /* on whose account work runs, and that one's share                   */
+    int8_t best_priority;           /* the lowest that one may ask for                                    */
+    uint32_t read_timeout_ms;       /* how long the client says it listens to silence; 0 = it does not say */
     bool head, http10;
     bool streaming;                 /* between sse_begin and sse_end                                      */
     struct arena arena;             /* everything the handler builds; freed by exchange_end               */

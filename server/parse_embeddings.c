@@ -25,6 +25,7 @@ static int take_embedding(struct parse *p, const struct fields *f) {
 
     if ((rc = parse__model(p, f))) return rc;
     if ((rc = take_format(p, f))) return rc;
+    if ((rc = parse__terms(p, f))) return rc;
     if ((rc = parse__u32(p, f, F_DIMENSIONS, 1, INT32_MAX, &n_dims))) return rc;
     if (n_dims != p->env->n_embd)
         return parse__fail(p, "dimensions", "this model's embeddings have %u dimensions and are not cut; found %u", p->env->n_embd, n_dims);

@@ -16,6 +16,7 @@
 #include "base/status.h"
 #include "base/utf8.h"
 #include "model/tokenizer.h"
+#include "scheduler/request.h"
 #include "server/parse_internal.h"
 
 enum { C = PARSE_COMPLETION, M = PARSE_CHAT, B = C | M, T = PARSE_TEXT, E = PARSE_EMBEDDING };
@@ -30,6 +31,7 @@ static const struct { const char *name; uint8_t endpoints; } field_rows[N_FIELDS
     [F_LOGPROBS] = {"logprobs", B}, [F_TOP_LOGPROBS] = {"top_logprobs", M}, [F_N] = {"n", B}, [F_BEST_OF] = {"best_of", C}, [F_ECHO] = {"echo", C},
     [F_IGNORE_EOS] = {"ignore_eos", B}, [F_STREAM] = {"stream", B}, [F_STREAM_OPTIONS] = {"stream_options", B},
     [F_SUFFIX] = {"suffix", C}, [F_CACHE_PROMPT] = {"cache_prompt", B}, [F_LOSSY_EXPERTS] = {"lossy_experts", B},
+    [F_PRIORITY] = {"priority", B | E}, [F_TIMEOUT] = {"timeout", B | E}, [F_T_MAX_PREDICT_MS] = {"t_max_predict_ms", B},
     [F_TOOLS] = {"tools", M}, [F_TOOL_CHOICE] = {"tool_choice", M}, [F_PARALLEL_TOOL_CALLS] = {"parallel_tool_calls", M},
     [F_ADD_GENERATION_PROMPT] = {"add_generation_prompt", M}, [F_CONTINUE_FINAL_MESSAGE] = {"continue_final_message", M},
     [F_CHAT_TEMPLATE_KWARGS] = {"chat_template_kwargs", M}, [F_REASONING_EFFORT] = {"reasoning_effort", M},
@@ -372,6 +374,22 @@ static int take_lossy(struct parse *p, const struct fields *f) {
     return 0;
 }
 
+int parse__terms(struct parse *p, const struct fields *f) {
+    struct gen_params *o = p->out;
+    uint32_t priority = 0;
+    float seconds = 0;
+    int rc;
+
+    if ((rc = parse__u32(p, f, F_PRIORITY, SCHED_PRIORITY_MIN, SCHED_PRIORITY_MAX, &priority))) return rc;
+    o->priority_given = f->v[F_PRIORITY] != NULL;
+    o->priority = (int8_t)(int32_t)priority;
+    if ((rc = get_float(p, f, F_TIMEOUT, 0.001, 86400, &seconds))) return rc;
+    o->timeout_ms = (uint32_t)ceilf(seconds * 1000);
+    if ((rc = parse__u32(p, f, F_T_MAX_PREDICT_MS, -1, INT32_MAX, &o->max_predict_ms))) return rc;
+    if (o->max_predict_ms == UINT32_MAX) o->max_predict_ms = 0;
+    return 0;
+}
+
 /* After the prompt: every choice has to fit. */
 int parse__room(struct parse *p) {
     const struct gen_params *o = p->out;
@@ -431,6 +449,7 @@ int parse__common(struct parse *p, const struct fields *f) {
     if ((rc = take_bias(p, f, ban_eog))) return rc;
     if ((rc = take_choices(p, f))) return rc;
     if ((rc = take_lossy(p, f))) return rc;
+    if ((rc = parse__terms(p, f))) return rc;
     return take_stream(p, f);
 }
 

@@ -14,6 +14,7 @@ enum field {
     F_MODEL, F_PROMPT, F_MESSAGES, F_MAX_TOKENS, F_MAX_COMPLETION_TOKENS, F_MIN_TOKENS, F_TEMPERATURE, F_TOP_P, F_TOP_K, F_MIN_P,
     F_REPETITION_PENALTY, F_REPEAT_PENALTY, F_FREQUENCY_PENALTY, F_PRESENCE_PENALTY, F_SEED, F_STOP, F_STOP_TOKEN_IDS,
     F_LOGIT_BIAS, F_LOGPROBS, F_TOP_LOGPROBS, F_N, F_BEST_OF, F_ECHO, F_IGNORE_EOS, F_STREAM, F_STREAM_OPTIONS, F_SUFFIX, F_CACHE_PROMPT, F_LOSSY_EXPERTS,
+    F_PRIORITY, F_TIMEOUT, F_T_MAX_PREDICT_MS,
     F_TOOLS, F_TOOL_CHOICE, F_PARALLEL_TOOL_CALLS, F_ADD_GENERATION_PROMPT, F_CONTINUE_FINAL_MESSAGE, F_CHAT_TEMPLATE_KWARGS,
     F_REASONING_EFFORT, F_ENABLE_THINKING, F_THINKING, F_THINKING_BUDGET, F_REASONING_FORMAT, F_INCLUDE_REASONING,
     F_RESPONSE_FORMAT, F_GRAMMAR, F_GUIDED_GRAMMAR, F_REGEX, F_GUIDED_REGEX, F_JSON_SCHEMA, F_GUIDED_JSON, F_CHOICE, F_GUIDED_CHOICE, F_STRUCTURED_OUTPUTS,
@@ -48,6 +49,7 @@ int parse__body(struct parse *p, const char *body, size_t n_bytes, int (*take)(s
 int parse__encode(struct parse *p, const char *text, size_t n, unsigned flags, const int32_t **ids, size_t *n_ids);
 int parse__constraint(struct parse *p, const struct fields *f); /* response_format and relatives: fills out->constraint */
 int parse__common(struct parse *p, const struct fields *f); /* everything but prompt, messages and what belongs to those */
+int parse__terms(struct parse *p, const struct fields *f);  /* priority and time */
 int parse__room(struct parse *p);                           /* after the prompts: every choice has to fit */
 
 const char *parse__field_name(enum field k, unsigned *endpoints);   /* of enum parse_endpoint */

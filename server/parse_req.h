@@ -17,6 +17,8 @@
  * - seed: any int64. Choice j of each prompt samples with seed + j; without a seed all choices get random ones.
  * - stop: up to 16 strings of 1 to 1024 bytes. stop_token_ids: up to 64; they are obeyed under ignore_eos too.
  * - logit_bias: up to 1024 ids to [-100, 100]; -100 bans. logprobs 0..20. best_of must equal n.
+ * - priority: -10 to 10, lower first; who may ask for what: admission.c. timeout: seconds, 0.001 to 86400.
+ *   t_max_predict_ms: -1 and up, -1 and 0 meaning no bound.
  * - suffix other than "" is 400. stream_options needs stream. cache_prompt: false keeps the prompt out of the prefix
  *   cache. lossy_experts: "off" (default), "fewer", "cached", "both", as far as the server's option of that name goes. */
 #ifndef MOED_SERVER_PARSE_REQ_H
@@ -94,6 +96,10 @@ struct gen_params {                        /* pointers: the arena's             
     bool ignore_eos;                       /* only when nothing but eog would end a sequence                */
     bool echo, stream, include_usage, continuous_usage, no_prefix_cache;
     uint8_t lossy;                         /* enum engine_lossy                                             */
+    int8_t priority;                       /* lower goes first; meant when priority_given                   */
+    bool priority_given;
+    uint32_t timeout_ms;                   /* for the whole request; 0 = not given                          */
+    uint32_t max_predict_ms;               /* from the first token on; 0 = no bound                         */
     struct constraint constraint;
     bool embeds, base64;                   /* the prompts' hidden states are wanted, in that form           */
     bool is_chat;

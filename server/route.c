@@ -133,6 +133,7 @@ static bool check_access(struct exchange *x, const struct http_parse *p, const s
     b->key = v.key;
     x->tenant = v.tenant;
     x->weight = v.weight;
+    x->best_priority = v.best_priority;
     if (v.cross_origin && plain_origin(origin)) {
         x->cors_origin = arena_strndup(&x->arena, origin.s, origin.n);
         if (x->cors_origin == NULL) return refuse(x, 503, NULL, "The server is out of memory.");

@@ -14,6 +14,7 @@ enum { MAX_DEPTH = PARSE_MAX_DEPTH - 2, GROWTH = 4, SLACK_BYTES = 64 * 1024, SHO
 const char *const translate_passed[TRANSLATE_N_PASSED] = {
     "seed", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias",
     "min_tokens", "stop_token_ids", "ignore_eos", "cache_prompt", "lossy_experts", "chat_template_kwargs",
+    "priority", "timeout", "t_max_predict_ms",
 };
 
 void translate_open(struct translate *t, struct parse_error *e, size_t n_bytes) {

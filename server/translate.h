@@ -44,7 +44,7 @@ void translate_result(struct translate *t, const struct json_member *id); /* a t
 void translate_put(struct translate *t, const char *name, const struct json_member *v);
 
 /* Fields that both APIs lack and pass on to the chat request as they are. */
-enum { TRANSLATE_N_PASSED = 12 };
+enum { TRANSLATE_N_PASSED = 15 };
 extern const char *const translate_passed[TRANSLATE_N_PASSED];
 
 /* Reads the chat body. `names` [n] tells how a field that is refused is called here; "messages" covers what is in them. */

@@ -153,9 +153,9 @@ class Server:
         check(headers["content-type"].startswith("text/event-stream"), headers["content-type"])
         return parse_events(body)
 
-    def metrics(self):
+    def metrics(self, headers=()):
         """{name with labels: value} without the histogram buckets."""
-        status, _, body = self.request("GET", "/metrics")
+        status, _, body = self.request("GET", "/metrics", None, headers)
         check(status == 200, f"/metrics: {status}")
         lines = [line.rsplit(" ", 1) for line in body.decode().splitlines() if line and line[0] != "#"]
         return {name: float(value) for name, value in lines}

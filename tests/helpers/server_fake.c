@@ -5,7 +5,7 @@
  * test machine can feed. Tokens are drawn from the whole vocabulary, so texts are full of cut UTF-8 and control tokens;
  * but a prompt that holds «TEXT» is answered with TEXT, a byte per token, and the end token.
  *
- * Usage: server_fake [step-us=N] [fail-at=N] [eos-every=N] [ctx=N] [pages=N] [unreadable-at=N] -- FLAGS OF moed serve
+ * Usage: server_fake [step-us=N] [token-us=N] [fail-at=N] [eos-every=N] [ctx=N] [pages=N] [unreadable-at=N] -- FLAGS OF moed serve
  * unreadable-at: prompts of 64 tokens and more fail at output token N, as if an expert could not be read.
  * Prints "listening on URL", and at the end what is left: "at the end: P pages in use, B blocks live".
  * Exit status 0 after a drain, 1 when cut short or the engine failed, 3 when the engine contract was broken. */
@@ -61,6 +61,7 @@ static int own_options(int argc, char **argv, struct fake_opts *o) {
         unsigned long v = eq ? strtoul(eq + 1, NULL, 10) : 0;
         size_t n = eq ? (size_t)(eq - argv[i]) : 0;
         if (n == 7 && memcmp(argv[i], "step-us", n) == 0) o->step_us = (uint32_t)v;
+        else if (n == 8 && memcmp(argv[i], "token-us", n) == 0) o->token_us = (uint32_t)v;
         else if (n == 7 && memcmp(argv[i], "fail-at", n) == 0) o->fail_at_step = v;
         else if (n == 9 && memcmp(argv[i], "eos-every", n) == 0) o->eos_every = (uint32_t)v;
         else if (n == 3 && memcmp(argv[i], "ctx", n) == 0) o->info.n_ctx = (uint32_t)v;

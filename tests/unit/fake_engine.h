@@ -22,7 +22,8 @@ struct fake_opts {
     struct engine_info info;
     int32_t eos;            /* drawn with probability 1 / eos_every; -1 = no such token                 */
     uint32_t eos_every;
-    uint32_t step_us;       /* artificial duration of a step                                            */
+    uint32_t step_us;       /* artificial duration of a step ...                                        */
+    uint32_t token_us;      /* ... and of each of its tokens                                            */
     uint64_t fail_at_step;  /* this step (from 1) fails; 0 = none                                       */
     bool (*fails)(void *ctx, const struct batch_item *it); /* NULL, or this item fails: an expert cannot be read; on E */
     void *fails_ctx;
@@ -256,8 +257,11 @@ static inline int fake_step(void *self, const struct batch *b, struct step_out *
     atomic_fetch_add(&f->n_tokens, n_tokens);
     if (status == ST_OK && f->o.on_step)
         f->o.on_step(f->o.on_step_ctx, b);
-    if (f->o.step_us)
-        nanosleep(&(struct timespec){.tv_sec = f->o.step_us / 1000000, .tv_nsec = f->o.step_us % 1000000 * 1000L}, NULL);
+    if (f->o.step_us + f->o.token_us > 0) {
+        uint64_t us = f->o.step_us + (uint64_t)f->o.token_us * n_tokens;
+
+        nanosleep(&(struct timespec){.tv_sec = (time_t)(us / 1000000), .tv_nsec = (long)(us % 1000000 * 1000)}, NULL);
+    }
     fake_leave(f);
     return status;
 }

@@ -159,6 +159,8 @@ static inline void client_on_done(struct client *c, struct job *j, const struct 
     c->n_live--;
     if ((ev->finish == FINISH_ERROR) != (ev->status != ST_OK))
         client_error(c, "finish %d with status %d", ev->finish, ev->status);
+    if (ev->finish == FINISH_DEADLINE && j->r.deadline_ns == 0 && (j->r.predict_ns == 0 || !j->started))
+        client_error(c, "its time was over without a bound");
     if (ev->finish == FINISH_CANCELLED && !j->cancel_sent)
         client_error(c, "cancelled without having been asked");
     if (ev->finish == FINISH_STOP || ev->finish == FINISH_LENGTH) {

@@ -28,7 +28,7 @@ struct world {
     struct kern_logit_bias bias[2];
 };
 
-struct totals { uint64_t preempted, cached, cancelled, stopped, steps, ring_waits; };
+struct totals { uint64_t preempted, cached, cancelled, stopped, expired, steps, ring_waits; };
 
 static void watch_step(void *ctx, const struct batch *b) {
     struct world *w = ctx;
@@ -135,6 +135,10 @@ static struct job *make_job(struct world *w) {
     j->r.group = rnd(&w->state) % 3 ? (uint64_t)(uintptr_t)j : rnd(&w->state) % 4;
     j->r.tenant = rnd(&w->state) % N_TENANTS;
     j->r.weight = rnd(&w->state) % 4;
+    if (rnd(&w->state) % 8 == 0)
+        j->r.deadline_ns = clock_mono_ns() + rnd(&w->state) % 2000000;
+    if (rnd(&w->state) % 8 == 0)
+        j->r.predict_ns = 1 + rnd(&w->state) % 200000;
     j->r.priority = (int8_t)(rnd(&w->state) % 3 ? 0 : (int)(rnd(&w->state) % 21) - 10);
     j->r.sample.temperature = (float)(rnd(&w->state) % 2);
     j->r.sample.seed = w->n_jobs;
@@ -234,12 +238,12 @@ static void check_world(struct world *w, struct totals *t, const char *test_name
         n_output += w->jobs[i]->n_got;
     }
     CHECK(st.n_submitted == w->n_jobs && st.n_failed == 0);
-    CHECK(st.n_finished_stop + st.n_finished_length + st.n_cancelled == w->n_jobs);
+    CHECK(st.n_finished_stop + st.n_finished_length + st.n_cancelled + st.n_expired == w->n_jobs);
     CHECK(st.n_ring_waits > 0 || (st.prompt_tokens == n_prompt && st.output_tokens == n_output && st.cached_tokens == n_cached));
     CHECK(!st.engine_failed && st.n_running == 0 && st.n_queued == 0);
     *t = (struct totals){
         .preempted = t->preempted + st.n_preempted, .cached = t->cached + n_cached,
-        .cancelled = t->cancelled + st.n_cancelled, .stopped = t->stopped + st.n_finished_stop,
+        .cancelled = t->cancelled + st.n_cancelled, .stopped = t->stopped + st.n_finished_stop, .expired = t->expired + st.n_expired,
         .steps = t->steps + st.n_steps, .ring_waits = t->ring_waits + st.n_ring_waits,
     };
 }
@@ -287,7 +291,7 @@ TEST(property_random_traffic) {
 
     for (uint64_t seed = 1; seed <= N_SEEDS; seed++)
         run_world(test_name_, seed, &t);
-    CHECKF(t.preempted > 30 && t.cached > 1000 && t.cancelled > 100 && t.stopped > 100 && t.steps > 5000,
+    CHECKF(t.preempted > 30 && t.cached > 1000 && t.cancelled > 100 && t.stopped > 100 && t.expired > 100 && t.steps > 5000,
            "not much happened: %lu preempted, %lu tokens reused, %lu cancelled, %lu stopped, %lu steps",
            (unsigned long)t.preempted, (unsigned long)t.cached, (unsigned long)t.cancelled, (unsigned long)t.stopped,
            (unsigned long)t.steps);

@@ -75,11 +75,11 @@ TEST(shares_of_keys) {
     struct config cfg = rules("127.0.0.1", "", "");
     struct access *a;
     struct err e = { 0 };
-    CHECKF(rules_open(&a, &cfg, ALICE "\n" BOB " weight=7 concurrent=2\n", &e) == 0, "%s", e.text);
+    CHECKF(rules_open(&a, &cfg, ALICE "\n" BOB " weight=7 concurrent=2 priority=-10\n", &e) == 0, "%s", e.text);
     struct access_verdict v = ask(a, NULL, ALICE, true, 1);
-    CHECK(v.tenant == 0 && v.weight == 1);
+    CHECK(v.tenant == 0 && v.weight == 1 && v.best_priority == 0);
     v = ask(a, NULL, BOB, true, 1);
-    CHECK(v.tenant == 1 && v.weight == 7);
+    CHECK(v.tenant == 1 && v.weight == 7 && v.best_priority == -10);
     /* the wait for a place of its own is told from how long its requests took */
     access_done(a, v.key, 9000);
     v = ask(a, NULL, BOB, true, 1);
@@ -217,6 +217,10 @@ TEST(bad_files) {
         { ALICE " per-minute=99999999999\n", ":1: expected name=TEXT" },
         { ALICE " admin\n", "found \"admin\"" },
         { ALICE " weight=0\n", "weight=N (1 to 1000)" },
+        { ALICE " priority=11\n", "priority=N (-10 to 10)" },
+        { ALICE " priority=-\n", "priority=N (-10 to 10)" },
+        { ALICE " priority=--1\n", "priority=N (-10 to 10)" },
+        { ALICE " priority=\n", "priority=N (-10 to 10)" },
         { ALICE " weight=1001\n", "weight=N (1 to 1000)" },
         { "0123456789abcdef\xc3\xa9\n", ":1: a key is printable ASCII" },
     };

@@ -58,7 +58,7 @@ TEST(defaults) {
 
 static const char *const known[] = {"model", "max_tokens", "max_completion_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty",
     "repeat_penalty", "frequency_penalty", "presence_penalty", "seed", "stop", "stop_token_ids", "logit_bias", "logprobs", "n", "best_of", "echo",
-    "ignore_eos", "stream", "stream_options", "suffix", "cache_prompt", "lossy_experts"};
+    "ignore_eos", "stream", "stream_options", "suffix", "cache_prompt", "lossy_experts", "priority", "t_max_predict_ms", "timeout"};
 enum { N_KNOWN = sizeof known / sizeof *known };
 
 TEST(null_is_absent) {
@@ -76,7 +76,7 @@ TEST(wrong_types_name_the_field) {
     static const char *const value[] = {"\"x\"", "1.5", "true", "[true]", "{\"a\":1}"};
     static const char *const takes[N_KNOWN][3] = {
         [0] = {"\"x\""}, [4] = {"1.5"}, [5] = {"1.5"}, [7] = {"1.5"}, [8] = {"1.5"}, [9] = {"1.5"}, [10] = {"1.5"}, [11] = {"1.5"},
-        [13] = {"\"x\""}, [19] = {"true"}, [20] = {"true"}, [21] = {"true"}, [23] = {"\"x\""}, [24] = {"true"},
+        [13] = {"\"x\""}, [19] = {"true"}, [20] = {"true"}, [21] = {"true"}, [23] = {"\"x\""}, [24] = {"true"}, [28] = {"1.5"},
     };
     for (int i = 0; i < N_KNOWN; i++) {
         for (int v = 0; v < 5; v++) {
@@ -110,7 +110,10 @@ TEST(ranges) {
         {"\"frequency_penalty\":-2", true}, {"\"frequency_penalty\":2.1", false}, {"\"presence_penalty\":2", true}, {"\"presence_penalty\":-2.1", false},
         {"\"n\":4", true}, {"\"n\":5", false}, {"\"n\":0", false}, {"\"best_of\":1", true}, {"\"best_of\":2", false}, {"\"n\":2,\"best_of\":1", false},
         {"\"n\":2,\"best_of\":2", true}, {"\"n\":2,\"best_of\":3", false}, {"\"logprobs\":0", true}, {"\"logprobs\":20", true}, {"\"logprobs\":21", false},
-        {"\"logprobs\":-1", false}, {"\"suffix\":\"\"", true}, {"\"suffix\":\"x\"", false}, {"\"user\":[1],\"metadata\":{},\"store\":7", true},
+        {"\"logprobs\":-1", false},
+        {"\"priority\":-10", true}, {"\"priority\":10", true}, {"\"priority\":-11", false}, {"\"priority\":11", false}, {"\"timeout\":0.001", true},
+        {"\"timeout\":0", false}, {"\"timeout\":-1", false}, {"\"timeout\":86400", true}, {"\"timeout\":86401", false}, {"\"t_max_predict_ms\":-1", true},
+        {"\"t_max_predict_ms\":-2", false}, {"\"t_max_predict_ms\":2147483648", false}, {"\"suffix\":\"\"", true}, {"\"suffix\":\"x\"", false}, {"\"user\":[1],\"metadata\":{},\"store\":7", true},
         {"\"Model\":5", true}, {"\"model\":\"demo\"", true}, {"\"model\":\"alias\"", true}, {"\"model\":\"\"", true},
         {"\"n\":1,\"n\":1", false}, {"\"n\":1,\"\\u006e\":2", false}, {"\"x\":1,\"x\":2", true},
     };
@@ -120,6 +123,15 @@ TEST(ranges) {
         CHECKF(g.rc == 0 || (g.e.status == 400 && g.e.param[0]), "%s: %s", v[i].more, g.e.message);
         END(g);
     }
+}
+
+TEST(terms) {
+    struct got g = field("\"priority\":-3,\"timeout\":1.5,\"t_max_predict_ms\":20");
+    CHECK(g.rc == 0 && g.p.priority_given && g.p.priority == -3 && g.p.timeout_ms == 1500 && g.p.max_predict_ms == 20);
+    END(g);
+    g = field("\"t_max_predict_ms\":-1,\"timeout\":0.0012");
+    CHECK(g.rc == 0 && !g.p.priority_given && g.p.timeout_ms == 2 && g.p.max_predict_ms == 0);
+    END(g);
 }
 
 TEST(lossy_experts_as_far_as_allowed) {
@@ -413,6 +425,7 @@ int main(void) {
     RUN(null_is_absent);
     RUN(wrong_types_name_the_field);
     RUN(ranges);
+    RUN(terms);
     RUN(lossy_experts_as_far_as_allowed);
     RUN(values_arrive);
     RUN(seed_keeps_64_bits);
