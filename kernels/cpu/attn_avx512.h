@@ -74,7 +74,7 @@ KERN__TILE void kern__softmax_tile(const int R, float *p, uint32_t n, float scal
     __m512 old = kern__spread_rows(R, max), now = _mm512_max_ps(top, old); /* NaN: old */
     KERN__UNROLL
     for (int v = 0; v < N; v++) {
-        s[v] = _mm512_maskz_mov_ps(kern__tile_mask(R, v, n), kern__exp16(_mm512_sub_ps(s[v], now)));
+        s[v] = kern__exp16(_mm512_sub_ps(s[v], now)); /* -inf lanes give 0 */
         _mm512_storeu_ps(p + 16 * v, s[v]);
     }
     if (R >= 8) kern__add_half(8, s);
