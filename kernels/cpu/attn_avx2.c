@@ -3,7 +3,8 @@
  * Attention, AVX2: the plan of attn_avx512.c with half the lanes and half the registers. A tile is R query rows
  * (4, 2 or 1) that see the same keys of a block.
  *   scores  8 / R keys at a time: 8 accumulators over head_dim, once for lanes 0 to 7 and once for 8 to 15, since both
- *           would not fit the registers; each time a transposing tree gives the quarters' sums, then these are added
+ *           would not fit the registers (one row: both for half of the keys); a transposing tree gives the quarters' sums,
+ *           then these are added
  *   softmax the block's 32 scores in four registers
  *   values  R rows x C vectors of out stay in registers while the keys pass in order */
 #include "kernels/cpu/attn_avx2.h"
@@ -64,29 +65,68 @@ KERN__TILE void dot_step(enum kern_kv_type type, const int R, const struct tile 
     }
 }
 
-/* Scores of keys j .. j + 8/R (the last key again where there are fewer) for R rows. */
-KERN__TILE void score_keys(enum kern_kv_type type, const int R, const struct tile *t, uint32_t dim, uint32_t j) {
-    const int J = 8 / R;
-    size_t row_bytes = dim * kern__kv_elem_bytes(type);
-    const char *key[8];
-    __m256 half[2][2];
-    KERN__UNROLL
-    for (int x = 0; x < J; x++) key[x] = t->k + (j + (uint32_t)x < t->n ? j + (uint32_t)x : t->n - 1) * row_bytes;
-    const size_t step_bytes = 8 * (size_t)J * kern__kv_elem_bytes(type);
+/* half [2][2]: sums of the quarters of lanes 0 to 7 and of 8 to 15, of the first and the last four of 8 scores. One half of the
+ * lanes after the other, each for all scores. */
+KERN__TILE void dot_by_lanes(enum kern_kv_type type, const int R, const struct tile *t, const char *const *key, uint32_t dim,
+                             const char *next_k, __m256 (*half)[2]) {
+    const size_t step_bytes = 64 / (size_t)R * kern__kv_elem_bytes(type);
     KERN__UNROLL
     for (uint32_t h = 0; h < 2; h++) {
         __m256 acc[8];
         uint32_t i = 8 * h;
         KERN__UNROLL
         for (int x = 0; x < 8; x++) acc[x] = _mm256_setzero_ps();
-        for (; i + 8 <= dim; i += 16) {
-            kern__attn_prefetch(t->next_k, j * row_bytes + i / 8 * step_bytes, step_bytes);
+        for (; i + 8 <= dim; i += 16, next_k += step_bytes) {
+            kern__attn_prefetch(next_k, 0, step_bytes);
             dot_step(type, R, t, key, i, 8, acc);
         }
         if (i < dim) dot_step(type, R, t, key, i, dim - i, acc);
         half[h][0] = sum_quarters(acc[0], acc[1], acc[2], acc[3]);
         half[h][1] = sum_quarters(acc[4], acc[5], acc[6], acc[7]);
     }
+}
+
+/* acc [4] += q . k of one row and four keys */
+KERN__TILE void dot_four(enum kern_kv_type type, const struct tile *t, const char *const *key, uint32_t i, uint32_t n, __m256 *acc) {
+    __m256 q = _mm256_loadu_ps(kern__attn_q_f32(t->b, t->row, i) + i % 16);
+    KERN__UNROLL
+    for (int x = 0; x < 4; x++) acc[x] = _mm256_fmadd_ps(q, load_kv(type, key[x], i, n), acc[x]);
+}
+
+/* The same for one row, four keys after the other four: a key that comes from memory is then read in one go. */
+KERN__TILE void dot_by_keys(enum kern_kv_type type, const struct tile *t, const char *const *key, uint32_t dim, const char *next_k,
+                            __m256 (*half)[2]) {
+    const size_t step_bytes = 64 * kern__kv_elem_bytes(type);
+    KERN__UNROLL
+    for (int g = 0; g < 2; g++) {
+        __m256 lo[4], hi[4];
+        KERN__UNROLL
+        for (int x = 0; x < 4; x++) lo[x] = hi[x] = _mm256_setzero_ps();
+        uint32_t i = 0;
+        for (; i + 16 <= dim; i += 16, next_k += step_bytes) {
+            kern__attn_prefetch(next_k, 0, step_bytes);
+            dot_four(type, t, key + 4 * g, i, 8, lo);
+            dot_four(type, t, key + 4 * g, i + 8, 8, hi);
+        }
+        if (i < dim) dot_four(type, t, key + 4 * g, i, dim - i < 8 ? dim - i : 8, lo);
+        if (i + 8 < dim) dot_four(type, t, key + 4 * g, i + 8, dim - i - 8, hi);
+        half[0][g] = sum_quarters(lo[0], lo[1], lo[2], lo[3]);
+        half[1][g] = sum_quarters(hi[0], hi[1], hi[2], hi[3]);
+    }
+}
+
+/* Scores of keys j .. j + 8/R (the last key again where there are fewer) for R rows. */
+KERN__TILE void score_keys(enum kern_kv_type type, const int R, const struct tile *t, uint32_t dim, uint32_t j) {
+    const int J = 8 / R;
+    const size_t row_bytes = dim * kern__kv_elem_bytes(type);
+    const char *key[8], *next_k = t->next_k + j * row_bytes;
+    __m256 half[2][2];
+    KERN__UNROLL
+    for (int x = 0; x < J; x++) key[x] = t->k + (j + (uint32_t)x < t->n ? j + (uint32_t)x : t->n - 1) * row_bytes;
+    if (R == 1)
+        dot_by_keys(type, t, key, dim, next_k, half);
+    else
+        dot_by_lanes(type, R, t, key, dim, next_k, half);
     __m256 a = _mm256_add_ps(half[0][0], half[1][0]), b = _mm256_add_ps(half[0][1], half[1][1]);
     float sums[8] __attribute__((aligned(32)));
     _mm256_store_ps(sums, _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31)));
