@@ -100,7 +100,7 @@ void sse_end(struct exchange *x);
 void sse_event(struct exchange *x, const char *name, const char *json, size_t n_bytes); /* with an "event: name" line; NULL = sse_data */
 void sse_close(struct exchange *x);                                                     /* sse_end without [DONE]                      */
 
-/* wake.c: the only caller of uv_async_send. wake_notify may be called on any thread (sched_opts.notify). */
+/* wake.c: how any thread wakes the loop. wake_notify may be called on any thread (sched_opts.notify). */
 int wake_open(struct wake **out, uv_loop_t *loop, void (*fn)(void *ctx), void *ctx);
 void wake_notify(void *wake);
 void wake_close(struct wake *w);

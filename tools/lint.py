@@ -82,7 +82,7 @@ def check_text(path, text):
             if not allowed.search(posix):
                 report(path, n, f"banned call {call}()")
         if "uv_async_send" in line and posix != "server/wake.c":
-            report(path, n, "uv_async_send belongs to server/wake.c alone (lost wake-ups)")
+            report(path, n, "uv_async_send loses wake-ups, see server/wake.c")
         if MUTABLE_STATIC.match(line) and not re.search(r"\bconst\b", line) and not MAY_HOLD_STATE.search(posix):
             report(path, n, "mutable file-scope static")
 

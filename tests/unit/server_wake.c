@@ -2,8 +2,8 @@
  *
  * The wake-up rule of server/wake.c under fire: a producer pushes one or two items and waits until the loop has taken
  * them. A lost wake-up leaves the loop asleep beside an item, which shows as a stall. On two free cores a second is some
- * hundred thousand pushes; without the fence, runs of minutes lost a handful (see wake.c), so a pass of this test
- * is no proof of the fence, but a broken protocol (no send, no drain until empty) fails at once. */
+ * hundred thousand pushes; with a relaxed flag, runs of minutes lost a handful (see wake.c), so a pass of this test
+ * is no proof of the order, but a broken protocol (no write, no drain until empty) fails at once. */
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
