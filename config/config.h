@@ -59,6 +59,7 @@ struct config {
     uint32_t lossy_margin;        /* percent, of cached                                                */
     char *trace;                  /* file the routing is recorded in; "" = none                        */
     char *expert_heat;            /* file of learned heat; "" = none                                   */
+    uint32_t expert_heat_every;   /* seconds between saves of it; 0 = at the end only                  */
     bool repack;                  /* weights in the kernels' layout in memory of their own, not in the mapped file */
     /* cpu */
     uint32_t threads;             /* 0 = physical cores this process may use                           */

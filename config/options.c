@@ -125,7 +125,10 @@ const struct option config__options[] = {
     { "expert-io", 0, OPTION_ENUM, FIELD(expert_io), 0, 0, "auto|uring|threads", "auto", NULL, "how streamed experts are read",
       "auto takes io_uring where the kernel allows it (containers often do not), else threads.\n" },
     { "expert-heat", 0, OPTION_STRING, FIELD(expert_heat), 0, 0, NULL, "", NULL, "file that remembers which experts are hot",
-      "Read at start, so that memory is filled with the right experts at once, and written at the end. Empty: nothing is kept.\n" },
+      "Read at start, so that memory is filled with the right experts at once, and written at the end\n"
+      "and every expert-heat-every seconds. Empty: nothing is kept.\n" },
+    { "expert-heat-every", 0, OPTION_U32, FIELD(expert_heat_every), 0, 86400, NULL, "300", NULL, "seconds between saves of expert-heat",
+      "What a server that is killed has learned is lost since the last of them. 0: saved at the end only.\n" },
     { "lossy-experts", 0, OPTION_ENUM, FIELD(lossy_experts), 0, 0, "off|fewer|cached|both", "off", NULL, "what requests may trade accuracy for speed with",
       "Only requests that ask for it with their field lossy_experts get it; all others are exact. fewer: half the experts of a layer\n"
       "where that half has lossy-share of the weight. cached: of experts that the router rates nearly alike the one in memory;\n"

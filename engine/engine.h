@@ -150,6 +150,7 @@ struct engine_opts {
     uint32_t queue_depth;            /* 0 = from a probe                                                */
     bool prefetch;
     const char *heat_path;           /* NULL = none; borrowed until engine_close                        */
+    uint32_t heat_every_ms;          /* 0 = saved at close only                                         */
     struct offload_disk *disk;       /* NULL = the model's files; borrowed until engine_close           */
 };
 

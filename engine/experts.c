@@ -40,6 +40,7 @@ int engine__experts_open(struct engine *en, struct err *e) {
         .prefetch = en->o.prefetch,
         .fill = en->o.prefetch,
         .heat_path = en->o.heat_path,
+        .heat_every_ms = en->o.heat_every_ms,
         .disk = en->o.disk,
     };
     return offload_open(&en->store, &o, e);

@@ -72,8 +72,12 @@ static const char *wrong(const unsigned char *file, uint64_t identity, uint32_t 
 }
 
 bool offload__heat_load(const char *path, uint64_t identity, uint32_t n_keys, struct policy_entry *entries, uint64_t *now) {
+    char tmp[PATH_MOST];
+    if ((size_t)snprintf(tmp, sizeof tmp, "%s.tmp", path) < sizeof tmp && !access(tmp, F_OK)) {
+        log_warn("offload", "%s: left by a run that ended while it saved; it is not read", tmp);
+    }
     if (access(path, F_OK)) {
-        return false; /* the first run */
+        return false; /* the first run, or none lived long enough to save */
     }
     struct head h;
     unsigned char *file = read_file(path, file_bytes(n_keys));

@@ -239,8 +239,10 @@ struct offload {
     uint64_t stall_ns;                    /* under mutex                                                 */
     double read_bytes_per_s;              /* under mutex                                                 */
     bool stopping;                        /* under mutex                                                 */
+    pthread_cond_t saving;                /* on CLOCK_MONOTONIC: the saver waits for its time or the end */
+    struct policy_entry *heat_copy;       /* [n_keys], owned, the saver's; NULL: there is none           */
     _Atomic uint64_t wanted_bytes;        /* a resize to be applied; 0: none                             */
-    pthread_t reader;
+    pthread_t reader, saver;
 
     /* The plan of the running step: the engine's thread, but loop is read under mutex. */
     struct plan_loop loop;
@@ -266,5 +268,6 @@ void *offload__slot_at(const struct offload *o, uint32_t slot);
 /* Checks and packs what arrived in a claimed slot; without the mutex. false: the bytes are wrong. */
 bool offload__process(struct offload *o, uint32_t slot);
 void *offload__reader_main(void *store);
+void *offload__saver_main(void *store);   /* saver.c: heat, while the store is open */
 
 #endif

@@ -43,6 +43,7 @@ struct offload_opts {
     bool prefetch;
     bool fill;                         /* slots that nothing needs yet are filled in the background, hottest first         */
     const char *heat_path;             /* NULL, or where learned heat is read at open and saved at close             */
+    uint32_t heat_every_ms;            /* and so often in between, when there was a step; 0 = at close only          */
     struct offload_disk *disk;         /* NULL = the model's files; borrowed                                        */
 };
 

@@ -129,6 +129,33 @@ static int warm(struct offload *o, struct err *e) {
     return ST_OK;
 }
 
+static void stop_saver(struct offload *o) {
+    if (!o->heat_copy) {
+        return;
+    }
+    pthread_mutex_lock(&o->mutex);
+    o->stopping = true;
+    pthread_cond_signal(&o->saving);
+    pthread_mutex_unlock(&o->mutex);
+    pthread_join(o->saver, NULL);
+    mem_free(o->heat_copy);
+    o->heat_copy = NULL;
+}
+
+/* Heat outlives a process that is killed. */
+static int start_saver(struct offload *o, struct err *e) {
+    if (!o->o.heat_path || !o->o.heat_every_ms) {
+        return ST_OK;
+    }
+    o->heat_copy = mem_zalloc(o->s.policy.n_keys, sizeof *o->heat_copy);
+    if (!o->heat_copy || pthread_create(&o->saver, NULL, offload__saver_main, o)) {
+        mem_free(o->heat_copy);
+        o->heat_copy = NULL;
+        return err_set(e, ST_NOMEM, "cannot start the thread that saves the heat of experts");
+    }
+    return ST_OK;
+}
+
 static int start(struct offload *o, struct err *e) {
     if (offload__budget(&o->catalog, o->ram_bytes, &o->budget)) {
         return err_set(e, ST_INVALID, "ram: the expert store needs at least %llu bytes, it was given %llu",
@@ -155,10 +182,12 @@ static int start(struct offload *o, struct err *e) {
     log_info("offload", "%u slots in %.1f MiB, %u reads in flight%s, %.0f MB/s", n_slots(o), (double)o->budget.slot_bytes / 0x1p20,
              o->depth, o->own_uring ? " through io_uring" : "", o->probe_bytes_per_s / 1e6);
     o->progress_ns = o->last_ns = o->disk->now_ns(o->disk->self);
-    if (pthread_create(&o->reader, NULL, offload__reader_main, o)) {
-        return err_set(e, ST_NOMEM, "cannot start the reader thread of the expert store");
+    rc = start_saver(o, e);
+    if (!rc && pthread_create(&o->reader, NULL, offload__reader_main, o)) {
+        rc = err_set(e, ST_NOMEM, "cannot start the reader thread of the expert store");
+        stop_saver(o);
     }
-    return ST_OK;
+    return rc;
 }
 
 static void destroy(struct offload *o) {
@@ -177,6 +206,7 @@ static void destroy(struct offload *o) {
     unmap_arenas(o);
     offload__catalog_clear(&o->catalog);
     pthread_cond_destroy(&o->changed);
+    pthread_cond_destroy(&o->saving);
     pthread_mutex_destroy(&o->mutex);
     mem_free(o);
 }
@@ -193,8 +223,13 @@ int offload__open(struct offload **out, const struct offload_opts *opts, struct 
     o->o.heat_path = o->heat_path;
     o->catalog = *c;
     o->ram_bytes = opts->ram_bytes;
-    pthread_mutex_init(&o->mutex, NULL); /* cannot fail with default attributes on Linux */
+    pthread_condattr_t attr;
+    pthread_mutex_init(&o->mutex, NULL); /* none of these fails on Linux */
     pthread_cond_init(&o->changed, NULL);
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&o->saving, &attr);
+    pthread_condattr_destroy(&attr);
     const int rc = start(o, e);
     if (rc) {
         destroy(o);
@@ -222,6 +257,7 @@ void offload_close(struct offload *o) {
     pthread_mutex_unlock(&o->mutex);
     o->disk->wake(o->disk->self);
     pthread_join(o->reader, NULL);
+    stop_saver(o);
     struct err e;
     if (o->o.heat_path && offload__heat_save(o->o.heat_path, o->catalog.identity, &o->s.policy, &e)) {
         log_warn("offload", "%s", e.text);

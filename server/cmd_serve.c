@@ -190,6 +190,7 @@ static int open_engine(struct app *a, struct err *e) {
         .experts = expert_mode(c->experts), .expert_bytes = c->expert_bytes, .io = expert_io(c->expert_io),
         .lossy_share = (float)c->lossy_share / 100, .lossy_margin = (float)c->lossy_margin / 100,
         .prefetch = c->expert_prefetch, .heat_path = c->expert_heat[0] != '\0' ? c->expert_heat : NULL,
+        .heat_every_ms = c->expert_heat_every * 1000,
     };
     policy_from_name(c->expert_policy, &o.policy); /* the option table lets nothing else through */
     int rc = plan_memory(a, &o, e);

@@ -7,9 +7,12 @@ import json
 import mmap
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 
 from serving import BUILD, DEMO, Server, Skip, check, run_cases
 
@@ -175,6 +178,43 @@ def unreadable_expert_ends_one_request():
         check(s.request("GET", "/health")[0] == 200, "/health after a failed read")
 
 
+def wait_for_save(path, since_ns):
+    deadline = time.monotonic() + 20
+    while not (os.path.exists(path) and os.stat(path).st_mtime_ns > since_ns):
+        check(time.monotonic() < deadline, "heat is not saved while the server runs")
+        time.sleep(0.01)
+
+
+def heat_survives_kill():
+    """Killed again and again; the next start says what it found, and its memory is filled with that."""
+    want = reference()[0]
+    folder = tempfile.mkdtemp(prefix="moed-heat-")
+    heat = os.path.join(folder, "heat")
+    flags = [*SMALL, "--expert-ram", "48m", "--expert-heat", heat, "--expert-heat-every", "1"]
+    try:
+        for run in range(3):
+            s = Server.demo(*flags)
+            try:
+                check(("heat of an earlier run" in s.stderr()) == (run > 0), s.stderr())
+                before = os.stat(heat).st_mtime_ns if run else 0
+                check(texts(s, PROMPTS[:1]) == [want], f"run {run} changes an answer")
+                wait_for_save(heat, before)
+            except BaseException:
+                s.kill()
+                raise
+            s.process.kill()
+            s.stop(want=-9, signalled=True)
+        with open(heat + ".tmp", "wb") as f:
+            f.write(open(heat, "rb").read()[:1000])
+        with Server.demo(*flags) as s:
+            check("heat.tmp: left by a run that ended while it saved" in s.stderr() and "heat of an earlier run" in s.stderr(), s.stderr())
+        os.truncate(heat, 1000)
+        with Server.demo(*flags) as s:
+            check("starting without heat" in s.stderr() and texts(s, PROMPTS[:1]) == [want], s.stderr())
+    finally:
+        shutil.rmtree(folder)
+
+
 def bench_reports_against_the_limit():
     if not DEMO.exists():
         raise Skip("no demo model")
@@ -206,4 +246,4 @@ def admin_is_off_unless_asked_for():
 
 if __name__ == "__main__":
     sys.exit(run_cases(same_text_at_every_budget, resize_while_serving, lossy_only_for_those_who_ask, counted_where_it_is_seen, page_cache_holds_no_experts,
-                       unreadable_expert_ends_one_request, bench_reports_against_the_limit, admin_is_off_unless_asked_for))
+                       unreadable_expert_ends_one_request, heat_survives_kill, bench_reports_against_the_limit, admin_is_off_unless_asked_for))

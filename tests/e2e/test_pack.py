@@ -118,6 +118,28 @@ def kill_and_resume():
     out.unlink()
 
 
+def killed_at_any_moment():
+    """One kill in each run, at moments spread over a whole one: OUT is there and right or not there, and the next run ends well."""
+    out = FOLDER / "killed.gguf"
+    command = [str(MOED), "pack", str(demo()), str(out), "--threads", "1"]
+    start = time.monotonic()
+    moed(*command[1:])
+    took = time.monotonic() - start
+    out.unlink()
+    kills = 0
+    for i in range(5):
+        p = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        time.sleep(took * (i + 0.5) / 5)
+        p.kill()
+        kills += p.wait() == -9
+        check(not out.exists() or same(out, packed()), f"kill {i}: a torn file has the name of a whole one")
+        if not out.exists():
+            moed(*command[1:])
+        check(same(out, packed()) and len(list(FOLDER.glob("killed*"))) == 1, f"kill {i}: the run after it")
+        out.unlink()
+    check(kills >= 2, f"only {kills} runs were killed")
+
+
 def two_at_once():
     out = FOLDER / "twice.gguf"
     first = subprocess.Popen([str(MOED), "pack", str(demo()), str(out), "--threads", "1"], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
@@ -237,7 +259,7 @@ def write_part(path, src, names, kv):
 
 
 try:
-    STATUS = run_cases(same_answers, inspect_and_bench_read_it, verify_is_content, refusals, kill_and_resume, two_at_once,
+    STATUS = run_cases(same_answers, inspect_and_bench_read_it, verify_is_content, refusals, kill_and_resume, killed_at_any_moment, two_at_once,
                        corrupt_files_are_told, no_space, file_size_limit, split_source)
 finally:
     shutil.rmtree(FOLDER)

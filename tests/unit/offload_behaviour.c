@@ -181,6 +181,27 @@ TEST(heat_comes_back_and_fills_the_slots) {
     unlink(heat_path());
 }
 
+TEST(heat_is_saved_while_the_store_is_open) {
+    struct rig r;
+    struct policy_entry entries[N_LAYERS * N_EXPERTS];
+    struct stat first, second;
+    uint64_t now = 0;
+    unlink(heat_path());
+    rig_open(test_name_, &r, 0.5, (struct offload_opts){ .heat_path = heat_path(), .heat_every_ms = 10 });
+    usleep(50000);
+    CHECK(access(heat_path(), F_OK)); /* nothing was learned */
+    use(test_name_, &r, 0, 8, N_USED, false);
+    EVENTUALLY(offload__heat_load(heat_path(), 42, N_LAYERS * N_EXPERTS, entries, &now));
+    CHECK(now == 1 && entries[8].uses > 0.99f && entries[7].uses == 0);
+    CHECK(stat(heat_path(), &first) == 0);
+    usleep(50000);
+    CHECK(stat(heat_path(), &second) == 0 && first.st_ino == second.st_ino); /* nothing more was */
+    use(test_name_, &r, 1, 8, N_USED, false);
+    EVENTUALLY(offload__heat_load(heat_path(), 42, N_LAYERS * N_EXPERTS, entries, &now) && now == 2);
+    rig_close(&r);
+    unlink(heat_path());
+}
+
 TEST(damaged_heat_is_ignored) {
     struct rig r;
     struct policy_entry entries[N_LAYERS * N_EXPERTS];
@@ -311,6 +332,7 @@ int main(void) {
     RUN(right_guesses_are_useful);
     RUN(wrong_guesses_stop_and_are_tried_again);
     RUN(heat_comes_back_and_fills_the_slots);
+    RUN(heat_is_saved_while_the_store_is_open);
     RUN(damaged_heat_is_ignored);
     RUN(a_smaller_budget_gives_memory_back);
     RUN(a_resident_step_is_cheap);
