@@ -110,6 +110,7 @@ help:
 	@echo "make run [MODEL=f.gguf]   set up, build, get the demo model, serve on 127.0.0.1:8080"
 	@echo "make test                 set up, then every test; ends with 'N passed, N failed, N skipped'"
 	@echo "make check                build and run the tests without set-up; TESTS_ONLY='a b' picks some"
+	@echo "make cuda                 the device kernels, compiled by nvcc for every card, and what ptxas says of them"
 	@echo "make check-arm            the kernel tests on aarch64, cross-compiled and emulated"
 	@echo "make lint                 house rules, second compiler"
 	@echo "make fuzz                 fuzz targets for FUZZ_SECONDS (60) each"
@@ -154,9 +155,11 @@ test:
 	@$(MAKE) --no-print-directory -j$(JOBS) check-build
 	@$(MAKE) --no-print-directory check
 
+include cuda.mk
+
 HELPERS := $(patsubst tests/helpers/%.c,$(B)/helpers/%,$(wildcard tests/helpers/*.c))
 .PHONY: check check-build
-check-build: $(B)/moed $(TESTS) $(HELPERS)
+check-build: $(B)/moed $(TESTS) $(CUDA_TESTS) $(HELPERS)
 check: check-build
 	@tests/run.sh $(B) $(TESTS_ONLY)
 

@@ -17,6 +17,7 @@ const char *status_name(int status) {
     case ST_CANCELLED: return "cancelled";
     case ST_SHUTDOWN: return "shutting down";
     case ST_INTERNAL: return "internal error";
+    case ST_DEVICE: return "device error";
     default: return "unknown";
     }
 }

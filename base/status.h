@@ -18,6 +18,7 @@ enum status {
     ST_CANCELLED = -9,   /* the client went away or asked to stop                            */
     ST_SHUTDOWN = -10,   /* the process is draining                                          */
     ST_INTERNAL = -11,   /* a broken invariant of ours                                       */
+    ST_DEVICE = -12,     /* the GPU or its driver refused or failed                          */
 };
 
 const char *status_name(int status); /* "invalid", "no memory", ...; "unknown" for others; static string */

@@ -5,6 +5,7 @@
 #ifndef MOED_MODEL_QUANT_FMT_H
 #define MOED_MODEL_QUANT_FMT_H
 
+#include <assert.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -38,17 +39,17 @@ struct block_iq4_nl { uint16_t d; uint8_t qs[16]; };               /* 32 w: tabl
 struct block_iq4_xs { uint16_t d, scales_h; uint8_t scales_l[4], qs[128]; };     /* 256 w                              */
 struct block_mxfp4 { uint8_t e; uint8_t qs[16]; };                 /* 32 w: e2m1[q] * 2^(e - 127)                       */
 
-_Static_assert(sizeof(struct block_q4_0) == 18, "GGUF layout");
-_Static_assert(sizeof(struct block_q4_1) == 20, "GGUF layout");
-_Static_assert(sizeof(struct block_q5_0) == 22, "GGUF layout");
-_Static_assert(sizeof(struct block_q5_1) == 24, "GGUF layout");
-_Static_assert(sizeof(struct block_q8_0) == 34, "GGUF layout");
-_Static_assert(sizeof(struct block_q4_k) == 144, "GGUF layout");
-_Static_assert(sizeof(struct block_q5_k) == 176, "GGUF layout");
-_Static_assert(sizeof(struct block_q6_k) == 210, "GGUF layout");
-_Static_assert(sizeof(struct block_iq4_nl) == 18, "GGUF layout");
-_Static_assert(sizeof(struct block_iq4_xs) == 136, "GGUF layout");
-_Static_assert(sizeof(struct block_mxfp4) == 17, "GGUF layout");
+static_assert(sizeof(struct block_q4_0) == 18, "GGUF layout");
+static_assert(sizeof(struct block_q4_1) == 20, "GGUF layout");
+static_assert(sizeof(struct block_q5_0) == 22, "GGUF layout");
+static_assert(sizeof(struct block_q5_1) == 24, "GGUF layout");
+static_assert(sizeof(struct block_q8_0) == 34, "GGUF layout");
+static_assert(sizeof(struct block_q4_k) == 144, "GGUF layout");
+static_assert(sizeof(struct block_q5_k) == 176, "GGUF layout");
+static_assert(sizeof(struct block_q6_k) == 210, "GGUF layout");
+static_assert(sizeof(struct block_iq4_nl) == 18, "GGUF layout");
+static_assert(sizeof(struct block_iq4_xs) == 136, "GGUF layout");
+static_assert(sizeof(struct block_mxfp4) == 17, "GGUF layout");
 
 struct dtype_info {
     const char *name;      /* "Q4_K"                              */

@@ -63,6 +63,10 @@ for t in tests/unit/*.c; do
     # shellcheck disable=SC2086
     if wanted "$name" "$@"; then run_one "$name" ${TEST_RUNNER:-} "$build/tests/$name"; fi
 done
+for t in "$build"/tests/cuda_*; do
+    name=$(basename "$t")
+    if [ -x "$t" ] && wanted "$name" "$@"; then run_one "$name" "$t"; fi
+done
 for t in tests/e2e/test_*.py; do
     name=$(basename "$t" .py)
     if [ -e "$t" ] && wanted "$name" "$@"; then run_one "$name" "$python" "$t"; fi

@@ -117,10 +117,11 @@ def check_shell_and_python():
 
 
 def main():
-    code = [p for d in [*DAG, "tests", "bench", "tools"] for p in sorted(pathlib.Path(d).rglob("*")) if p.suffix in (".c", ".h")]
+    code = [p for d in [*DAG, "tests", "bench", "tools"] for p in sorted(pathlib.Path(d).rglob("*"))
+            if p.suffix in (".c", ".h", ".cc", ".cu", ".cuh")]
     for path in code:
         check_text(path, path.read_text())
-    check_functions([p for p in code if p.suffix == ".c"])
+    check_functions([p for p in code if p.suffix in (".c", ".cc", ".cu")])
     check_shell_and_python()
     print("\n".join(found) or f"lint: {len(code)} files, nothing found")
     sys.exit(1 if found else 0)
