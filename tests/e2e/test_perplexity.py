@@ -45,7 +45,7 @@ def close(what, a, b, bound, window=WINDOW):
 @functools.cache
 def level_names():
     names = []
-    for level in ("avx2", "avxvnni", "avx512", "neon"):
+    for level in ("avx2", "avxvnni", "avx512", "avx512bf16", "neon"):
         r = subprocess.run([BUILD / "moed", "perplexity", DENSE, ROOT / "tests/data/english.txt", "--tokens", "2", "--cpu-level", level],
                            capture_output=True, check=False, timeout=60)
         if r.returncode == 0:

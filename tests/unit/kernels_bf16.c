@@ -9,6 +9,9 @@
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #include "kernels/internal.h"
 #include "kernels_level.h"
@@ -31,6 +34,7 @@ static uint16_t rng_bf16(uint32_t exp0, uint32_t n_exps) {
 
 enum range { ORDINARY, TINY, CANCEL, HUGE_SUMS, WILD, N_RANGES };
 
+#if defined(__x86_64__)
 /* Two pairs and a sum so far. TINY: sums among denormals; CANCEL: next to the least normal number, from both sides. */
 struct pair_sum {
     uint16_t w[2], x[2];
@@ -58,8 +62,6 @@ static struct pair_sum pair_sum_make(enum range range) {
     return v;
 }
 
-#if defined(__x86_64__)
-#include <immintrin.h>
 __attribute__((target("avx512f,avx512bf16,avx512vl"))) static float instruction(const struct pair_sum *v) {
     __m128i w = _mm_cvtsi32_si128((int)(v->w[0] | (uint32_t)v->w[1] << 16)), x = _mm_cvtsi32_si128((int)(v->x[0] | (uint32_t)v->x[1] << 16));
     return _mm_cvtss_f32(_mm_dpbf16_ps(_mm_set_ss(v->c), (__m128bh)w, (__m128bh)x));
