@@ -11,8 +11,10 @@
 #define MOED_KERNELS_DEV_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
+#include "kernels/quant.h"
 #include "kernels/router.h"
 
 #ifdef __cplusplus
@@ -62,17 +64,55 @@ int kern_dev_group(const struct kern_dev_group *d, kern_stream s);
 
 /* ---- rows ---- */
 
-/* x = x + add (add NULL: x as it is), written back; y = x / sqrt(mean(x^2) + eps) * w. The sum of squares is in float:
- * 1024 threads' partial sums in index order, then a fixed tree. */
+/* kern_rms_norm_fn (norm.h) of every row, and its bits. A row fits shared memory: n up to 50,000 or so, else ST_DEVICE. */
 struct kern_dev_rms_norm {
-    uint32_t n_rows, n;  /* n a multiple of 4                */
-    float *x;            /* in and out [n_rows, n]           */
-    const float *add;    /* NULL, or [n_rows, n]             */
-    const float *w;      /* [n]                              */
+    uint32_t n_rows, n;
+    const float *x;  /* [n_rows, n]                  */
+    const float *w;  /* [n]                          */
     float eps;
-    float *y;            /* out [n_rows, n], may alias add   */
+    float *y;        /* out [n_rows, n], may alias x */
 };
 int kern_dev_rms_norm(const struct kern_dev_rms_norm *d, kern_stream s);
+
+/* ---- an expert layer ---- */
+
+enum { KERN_DEV_GEMM_ROWS = 8 };
+
+/* y[row, r] = sum_k w[expert of row][r, k] * x[gather[row], k] for the rows of a list of tiles (kern_dev_group with tile_rows
+ * at most KERN_DEV_GEMM_ROWS), in the arithmetic of gemm.h: the CPU's bits. All quantised formats, packed (pack.h) as on the CPU,
+ * so that an expert goes to the device as it is; ST_UNSUPPORTED for others. Every weight is read once per tile. */
+struct kern_dev_gemm {
+    enum dtype dtype;
+    uint32_t n_in, n_out;            /* n_out a multiple of 16                                  */
+    const void *const *w;            /* [n_experts]: where each expert's matrix lies; entries that no tile names are not read */
+    const struct kern_q8 *x;         /* rows of n_in / 32 blocks                                */
+    size_t x_stride;                 /* blocks between rows                                     */
+    const int32_t *gather;           /* NULL: x has sorted rows; or [rows]: row of x            */
+    const struct kern_dev_tile *tiles;
+    const int32_t *n_tiles;          /* [1]                                                     */
+    uint32_t max_tiles;              /* at least *n_tiles: the size of the grid                 */
+    float *y;                        /* out [sorted rows, n_out]                                */
+    size_t y_stride;                 /* floats between rows                                     */
+};
+int kern_dev_gemm(const struct kern_dev_gemm *d, kern_stream s);
+
+/* y = kern_q8 of silu(gate) * up, or of gate where up is NULL; kern_swiglu_fn and kern_quantize_fn, and their bits. */
+struct kern_dev_swiglu {
+    uint32_t n_rows, n;       /* n a multiple of 32        */
+    const float *gate, *up;   /* [n_rows, n]               */
+    struct kern_q8 *y;        /* out [n_rows, n / 32]      */
+};
+int kern_dev_swiglu(const struct kern_dev_swiglu *d, kern_stream s);
+
+/* x[t] += sum_j w[t, j] * down[pair_row[t, j]], slots in order, by fma; empty slots (-1) add nothing. */
+struct kern_dev_combine {
+    uint32_t n_tokens, k, n;
+    const int32_t *pair_row;  /* [n_tokens, k]             */
+    const float *w;           /* [n_tokens, k]             */
+    const float *down;        /* [sorted rows, n]          */
+    float *x;                 /* in and out [n_tokens, n]  */
+};
+int kern_dev_combine(const struct kern_dev_combine *d, kern_stream s);
 
 #ifdef __cplusplus
 }

@@ -15,9 +15,6 @@ struct kern_moe_group {
     int32_t *pair_row;    /* out [n_tokens, k]: sorted row of pair (t, j), for the combine; -1: empty */
 };
 
-#ifdef __cplusplus
-extern "C"
-#endif
 void kern_moe_group(const struct kern_moe_group *d);
 
 #endif

@@ -31,9 +31,6 @@ struct kern_router {
     float enough;                     /* 0 = every slot is filled                       */
 };
 
-#ifdef __cplusplus
-extern "C"
-#endif
 /* logits [n_experts] (overwritten as workspace) -> ids [k] by falling selection score (then empty slots), w [k]. */
 void kern_route(const struct kern_router *r, float *logits, int32_t *ids, float *w);
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 LIMIT = {"route_kernel": 176, "group_small_kernel": 64, "group_count_kernel": 64, "group_scan_kernel": 48,
-         "group_scatter_kernel": 64, "rms_norm_kernel": 48}
+         "group_scatter_kernel": 64, "rms_norm_kernel": 48, "gemm_few_kernel": 64, "swiglu_q8_kernel": 32, "combine_kernel": 40}
 
 ENTRY = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
 SPILL = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")

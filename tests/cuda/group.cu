@@ -3,8 +3,6 @@
  * kern_dev_group against kern_moe_group, and the list of tiles against its definition. All is exact. */
 #include "rig.h"
 
-#include "kernels/moe.h"
-
 static void compare(const char *test_name_, uint32_t n_tokens, uint32_t k, uint32_t n_experts, const std::vector<int32_t> &ids, uint32_t tile_rows, uint32_t round) {
     const uint32_t n_pairs = n_tokens * k, max_tiles = kern_dev_max_tiles(n_pairs, n_experts, tile_rows);
     device_array<int32_t> d_ids(ids), first(n_experts + 1), row_token(n_pairs), pair_row(n_pairs), n_tiles(1);

@@ -4,6 +4,10 @@
 #ifndef MOED_TESTS_CUDA_RIG_H
 #define MOED_TESTS_CUDA_RIG_H
 
+extern "C" {
+#include "kernels/kernels.h"
+}
+
 #include "kernels/cuda/device.cuh"
 
 #include <cstdlib>
