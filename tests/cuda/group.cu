@@ -34,8 +34,10 @@ static void compare(const char *test_name_, uint32_t n_tokens, uint32_t k, uint3
     h.pair_row = want_row.data();
     kern_moe_group(&h);
     CHECK(first.get() == want_first && pair_row.get() == want_row);
-    const std::vector<int32_t> got = row_token.get();
-    CHECK(memcmp(got.data(), want_token.data(), (size_t)want_first[n_experts] * 4) == 0);
+    std::vector<int32_t> got = row_token.get();
+    got.resize((size_t)want_first[n_experts]); /* beyond, nothing is written */
+    want_token.resize(got.size());
+    CHECK(got == want_token);
 
     if (!tile_rows) return;
     const std::vector<struct kern_dev_tile> t = tiles.get();

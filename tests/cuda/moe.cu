@@ -119,9 +119,9 @@ static std::vector<float> host_gemm(const routing &r, const experts &w, enum dty
         d.n_out = n_out;
         d.x = gather ? x : x + (size_t)r.first[e] * n_in / 32;
         d.x_stride = n_in / 32;
-        d.gather = gather ? &r.row_token[(size_t)r.first[e]] : nullptr;
+        d.gather = gather ? r.row_token.data() + r.first[e] : nullptr;
         d.n_tokens = (uint32_t)(r.first[e + 1] - r.first[e]);
-        d.y = &y[(size_t)r.first[e] * n_out];
+        d.y = y.data() + (size_t)r.first[e] * n_out;
         d.y_stride = n_out;
         if (d.n_tokens) kern_cpu_ops(KERN_SCALAR)->gemm(&d, 0, n_out);
     }

@@ -55,7 +55,10 @@ class Joined:
         if is_openai(self.kind):
             for c in e.choices:
                 self.text += c.delta.content or ""
-                self.calls += [[t.function.name, t.function.arguments] for t in c.delta.tool_calls or []]
+                for t in c.delta.tool_calls or []:
+                    if t.index == len(self.calls):
+                        self.calls.append([t.function.name, ""])
+                    self.calls[t.index][1] += t.function.arguments or ""
                 self.reason = c.finish_reason or self.reason
         elif e.type == "content_block_start" and e.content_block.type == "tool_use":
             self.calls.append([e.content_block.name, ""])

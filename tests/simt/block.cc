@@ -194,7 +194,8 @@ void finish() {
 
 void thread_main() {
 #if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_finish_switch_fiber(nullptr, &G.main_stack, &G.main_size);
+    const bool first = G.main_size == 0; /* of the grid: it was entered from there */
+    __sanitizer_finish_switch_fiber(nullptr, first ? &G.main_stack : nullptr, first ? &G.main_size : nullptr);
 #endif
 #if defined(SIMT_TSAN)
     order_after(&G.begun);
@@ -347,6 +348,9 @@ void run_grid(dim3 gdim, dim3 bdim, size_t smem_bytes, bool cooperative, const s
     set_up(gdim, bdim, smem_bytes, cooperative ? n_blocks : std::min<size_t>(n_blocks, opt.resident));
     G.body = &body;
     count.launches++;
+#if defined(__SANITIZE_ADDRESS__)
+    G.main_size = 0;
+#endif
 #if defined(SIMT_TSAN)
     G.main_fiber = __tsan_get_current_fiber();
     order_before(&G.begun);
