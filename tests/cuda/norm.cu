@@ -20,7 +20,7 @@ static void compare(const char *test_name_, uint32_t n_rows, uint32_t n, float s
     CHECK(kern_dev_rms_norm(&d, stream_of_test()) == ST_OK);
     const std::vector<float> got = round % 2 ? dx.get() : dy.get();
     for (uint32_t r = 0; r < n_rows; r++) kern_cpu_ops(KERN_SCALAR)->rms_norm(&x[r * n], w.data(), 1e-6f, n, &want[r * n]);
-    CHECKF(memcmp(got.data(), want.data(), want.size() * 4) == 0, "%u rows of %u", n_rows, n);
+    CHECKF(want.empty() || memcmp(got.data(), want.data(), want.size() * 4) == 0, "%u rows of %u", n_rows, n);
 }
 
 TEST(rms_norm_has_the_cpu_s_bits) {
