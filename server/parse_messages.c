@@ -117,11 +117,12 @@ static int message(struct translate *t, uint32_t i, const struct json_member *va
 
 static int take_messages(struct translate *t, const struct json_member *system, const struct json_member *messages) {
     struct json_member item;
-    size_t at = 0;
+    size_t at = 0, start;
     uint32_t n = 0;
     int rc = 0;
 
     buf_puts(&t->out, "{\"messages\":[");
+    start = t->out.len;
     if (system->value) {
         translate_begin(t, "system");
         if ((rc = text_blocks(t, "system", system))) return rc;
@@ -131,6 +132,7 @@ static int take_messages(struct translate *t, const struct json_member *system, 
     while (rc == 0 && json_next(messages->value, messages->n_value, &at, &item)) rc = message(t, n++, &item);
     if (rc == 0 && n == 0) rc = parse__fail(&t->p, "messages", "must not be empty");
     translate_end(t);
+    if (rc == 0 && t->out.len == start) rc = parse__fail(&t->p, "messages", "redacted thinking is left out, and there is nothing else");
     buf_putc(&t->out, ']');
     return rc;
 }

@@ -25,6 +25,7 @@ BEYOND_A_SCHEMA = re.compile("|".join((
     r"no \"content\" to continue", r"both constrain the output", r"both (true|given)", r"means the same", r"give one of them",
     r"grammar: ", r"schema: ", r"regex", r"arguments must be", r"is not among", r"at most \d+ choices", r"token_budget", r"chat_template_error",
     r"needs? the id of", r"the last message", r"no store", r"input: must not be empty", r"are not cut", r"expected a number of bytes", r"is required when", r"not supported here",
+    r"n: must be between 1 and", r"redacted thinking",
 )))
 
 
@@ -42,6 +43,9 @@ def small(body, path):
     for name in ("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens"):
         if name in body:
             body[name] = cap(body[name], MAX_TOKENS)
+    for name, least in (("timeout", 60), ("t_max_predict_ms", 60000)):  # a deadline nobody could meet is a 503 by right
+        if isinstance(body.get(name), (int, float)) and not isinstance(body[name], bool) and 0 < body[name] < least:
+            body[name] = least
     if path in ("/v1/chat/completions", "/v1/completions"):
         if body.get("max_completion_tokens") is None and body.get("max_tokens") is None:
             body["max_tokens"] = MAX_TOKENS
