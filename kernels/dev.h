@@ -28,7 +28,8 @@ typedef struct kern_stream_handle *kern_stream; /* a cudaStream_t */
 enum { KERN_DEV_MAX_EXPERTS = 1024, KERN_DEV_MAX_TOP_K = 32, KERN_DEV_MAX_GROUPS = 32 };
 
 /* kern_route for every row: router.h says what it computes. The pointers of `router` are device memory; n_groups at most
- * KERN_DEV_MAX_GROUPS, k at most KERN_DEV_MAX_TOP_K. counts, unless NULL, gains for each expert the rows that chose it. */
+ * KERN_DEV_MAX_GROUPS, k at most KERN_DEV_MAX_TOP_K. counts, unless NULL, gains for each expert the rows that chose it.
+ * The weights are the CPU's but for rounding: the softmax adds its terms in another order. */
 struct kern_dev_route {
     struct kern_router router;
     uint32_t n_tokens;

@@ -131,37 +131,36 @@ static int check_path(const struct sockaddr_un *addr, bool *stale, struct err *e
     return err_set(e, ST_IO, "unix-socket: %s is in the way and cannot be tried: %s", path, strerror(rc));
 }
 
-static int check_unix(const struct config *cfg, struct err *e) {
+/* Where the options put the socket, whose it becomes, and whether a dead one lies there. */
+struct unix_place {
     struct sockaddr_un addr;
     uid_t uid;
     gid_t gid;
     bool stale;
-    int rc = unix_address(cfg, &addr, e);
-    if (rc == ST_OK) rc = parse_owner(cfg->unix_owner, &uid, &gid, e);
-    return rc == ST_OK ? check_path(&addr, &stale, e) : rc;
+};
+
+static int look_unix(const struct config *cfg, struct unix_place *at, struct err *e) {
+    int rc = unix_address(cfg, &at->addr, e);
+    if (rc == ST_OK) rc = parse_owner(cfg->unix_owner, &at->uid, &at->gid, e);
+    return rc == ST_OK ? check_path(&at->addr, &at->stale, e) : rc;
 }
 
 /* A bound socket with the mode and owner asked for. *made: the path is ours. */
 static int bind_unix(int fd, const struct config *cfg, bool *made, struct err *e) {
-    struct sockaddr_un addr;
-    uid_t uid;
-    gid_t gid;
-    bool stale;
-    int rc = unix_address(cfg, &addr, e);
-    if (rc == ST_OK) rc = parse_owner(cfg->unix_owner, &uid, &gid, e);
-    if (rc == ST_OK) rc = check_path(&addr, &stale, e);
+    struct unix_place at;
+    int rc = look_unix(cfg, &at, e);
     if (rc != ST_OK) return rc;
-    if (stale) {
-        log_info("http", "%s: nobody answers there: replaced", addr.sun_path);
-        unlink(addr.sun_path);
+    if (at.stale) {
+        log_info("http", "%s: nobody answers there: replaced", at.addr.sun_path);
+        unlink(at.addr.sun_path);
     }
-    if (bind(fd, (struct sockaddr *)&addr, sizeof addr) != 0)
-        return err_set(e, ST_IO, "cannot listen on unix:%s: %s%s", addr.sun_path, strerror(errno),
+    if (bind(fd, (struct sockaddr *)&at.addr, sizeof at.addr) != 0)
+        return err_set(e, ST_IO, "cannot listen on unix:%s: %s%s", at.addr.sun_path, strerror(errno),
                        errno == ENOENT ? "; its directory does not exist" : "");
     *made = true;
     mode_t mode = (mode_t)strtoul(cfg->unix_mode, NULL, 8); /* the option table lets only octal numbers through */
-    if (chmod(addr.sun_path, mode) != 0 || lchown(addr.sun_path, uid, gid) != 0)
-        return err_set(e, ST_IO, "unix-mode, unix-owner: %s: %s", addr.sun_path, strerror(errno));
+    if (chmod(at.addr.sun_path, mode) != 0 || lchown(at.addr.sun_path, at.uid, at.gid) != 0)
+        return err_set(e, ST_IO, "unix-mode, unix-owner: %s: %s", at.addr.sun_path, strerror(errno));
     return ST_OK;
 }
 
@@ -246,9 +245,10 @@ static int check_options(const struct config *cfg, struct err *e) {
 }
 
 int server_check_port(const struct config *cfg, struct err *e) {
+    struct unix_place at;
     int rc = check_options(cfg, e);
     if (rc == ST_OK && cfg->host[0] != '\0') rc = check_tcp(cfg, e);
-    if (rc == ST_OK && cfg->unix_socket[0] != '\0') rc = check_unix(cfg, e);
+    if (rc == ST_OK && cfg->unix_socket[0] != '\0') rc = look_unix(cfg, &at, e);
     return rc;
 }
 

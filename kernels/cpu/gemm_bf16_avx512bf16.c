@@ -3,22 +3,11 @@
  * BF16 weights times bf16 activations with AVX-512 BF16: vpdpbf16ps multiplies 16 pairs and adds them. 24 accumulators. */
 #include "kernels/cpu/gemm_bf16_x86.h"
 
-enum { WIDTH = 16, BF16_ROWS = 4, BF16_TOKENS = 6 };
-typedef __m512 vecf;
+enum { BF16_ROWS = 4, BF16_TOKENS = 6 };
 typedef __m512i pairs;
 
-KERN_INLINE vecf vf_zero(void) { return _mm512_setzero_ps(); }
 KERN_INLINE pairs pairs_load(const uint16_t *p) { return _mm512_loadu_si512(p); }
 KERN_INLINE vecf pairs_madd(vecf acc, pairs w, pairs x) { return _mm512_dpbf16_ps(acc, (__m512bh)w, (__m512bh)x); }
-KERN_INLINE void vf_sums(const vecf (*acc)[1], int n, float *y) {
-    __m128 v[4] = { 0 };
-KERN__UNROLL
-    for (int r = 0; r < n; r++) {
-        __m256 a = _mm256_add_ps(_mm512_castps512_ps256(acc[r][0]), _mm512_extractf32x8_ps(acc[r][0], 1));
-        v[r] = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
-    }
-    sum_lanes(v, n, y);
-}
 
 #include "kernels/cpu/gemm_bf16.h"
 

@@ -30,4 +30,21 @@ KERN_INLINE void sum_lanes(const __m128 v[4], int n, float *y) {
     memcpy(y, sum, (size_t)n * sizeof *y);
 }
 
+#ifdef __AVX512F__
+/* What the levels with 512-bit registers share. */
+enum { WIDTH = 16 };
+typedef __m512 vecf;
+
+KERN_INLINE vecf vf_zero(void) { return _mm512_setzero_ps(); }
+KERN_INLINE void vf_sums(const vecf (*acc)[1], int n, float *y) {
+    __m128 v[4] = { 0 };
+KERN__UNROLL
+    for (int r = 0; r < n; r++) {
+        __m256 a = _mm256_add_ps(_mm512_castps512_ps256(acc[r][0]), _mm512_extractf32x8_ps(acc[r][0], 1));
+        v[r] = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    }
+    sum_lanes(v, n, y);
+}
+#endif
+
 #endif

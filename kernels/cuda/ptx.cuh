@@ -25,20 +25,12 @@ PTX void ptx_cp_async16(void *dst, const void *src, bool read) {
 PTX void ptx_cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> PTX void ptx_cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
-/* 16 bytes that are read once: they pass the first cache by. */
-PTX uint4 ptx_load_once(const void *p) {
-    uint4 v;
-    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
-    return v;
-}
-
 /* Flags between blocks. */
 PTX uint32_t ptx_load_acquire(const uint32_t *p) {
     uint32_t v;
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
     return v;
 }
-PTX void ptx_store_release(uint32_t *p, uint32_t v) { asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
 PTX uint32_t ptx_add_release(uint32_t *p, uint32_t v) {
     uint32_t old;
     asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");

@@ -253,6 +253,19 @@ def check_error(response, status):
 
 # ---- run ----
 
+def slow_pipelined_reader(server):
+    """Synchronous answers nobody reads do not pile up in memory without bound."""
+    rss = server.metric("process_resident_memory_bytes")
+    with server.connect(rcvbuf=4096) as s:
+        s.settimeout(0.5)
+        with contextlib.suppress(TimeoutError):
+            for _ in range(400):
+                s.sendall(get(target=b"/metrics") * 200)
+        time.sleep(0.5)
+        grown = server.metric("process_resident_memory_bytes") - rss
+        assert grown < 24e6 * SLOW, f"{grown / 1e6:.1f} MB more resident"
+
+
 def run(test, *args):
     start = time.monotonic()
     try:

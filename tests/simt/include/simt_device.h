@@ -154,14 +154,7 @@ static inline void ptx_cp_async16(void *dst, const void *src, bool read, SIMT_SI
 static inline void ptx_cp_async_commit() { simt::cp_async_commit(); }
 template <int N> static inline void ptx_cp_async_wait() { simt::cp_async_wait(N); }
 
-static inline uint4 ptx_load_once(const void *p, SIMT_SITE) {
-    simt::check_aligned(p, 16, { file, line });
-    uint4 v;
-    memcpy(&v, p, 16);
-    return v;
-}
 static inline uint32_t ptx_load_acquire(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
-static inline void ptx_store_release(uint32_t *p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 static inline uint32_t ptx_add_release(uint32_t *p, uint32_t v) { return __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL); }
 template <class Done> static inline void ptx_spin_until(Done done, SIMT_SITE) {
     while (!done()) simt::yield_spinning({ file, line });
